@@ -1,0 +1,51 @@
+"""The command line: ``fairtrial list | show | run | compare | apply | report | samples | doctor``.
+
+Exit codes: 0 done; 2 the input cannot be used (one line says what to do); 3 done, but cells were lost; 130 stopped by
+Ctrl-C, resumable. ``--debug`` shows tracebacks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+DONE, BAD_INPUT, CELLS_LOST, INTERRUPTED, PIPE_CLOSED = 0, 2, 3, 130, 141
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run_app(sys.argv[1:]))
+
+
+def run_app(arguments: list[str]) -> int:
+    """Run the command line on ``arguments`` and return the exit code."""
+    from fairtrial.errors import FairtrialError
+
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if debug:
+        os.environ["FAIRTRIAL_DEBUG"] = "1"  # workers show their tracebacks too
+    try:
+        import click
+
+        from fairtrial.cli.app import app
+
+        try:
+            code = app(args=arguments, prog_name="fairtrial", standalone_mode=False)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else DONE
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except click.exceptions.Exit as done:
+            return done.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            return INTERRUPTED
+    except FairtrialError as error:
+        if debug:
+            raise
+        print(f"fairtrial: {error}", file=sys.stderr)
+        return INTERRUPTED if type(error).__name__ == "InterruptedRunError" else BAD_INPUT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush at exit
+        return PIPE_CLOSED

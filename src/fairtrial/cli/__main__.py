@@ -1,0 +1,5 @@
+"""``python -m fairtrial.cli``."""
+
+from fairtrial.cli import main
+
+main()

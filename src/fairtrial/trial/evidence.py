@@ -1,0 +1,305 @@
+"""From cells to evidence: a claim's estimate, an interval that can be read at any level, p-values that agree with it.
+
+Settled rules, in one place:
+
+* An interval generalises over replicates only; ``within`` factors are averaged first, then settings.
+* ``inf`` counts as the worst finite value that the metric took in the part.
+* A cell lost by either side drops its pair. A claim with lost pairs holds only if it also holds with each of them set
+  to the worst difference seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fairtrial import stats
+from fairtrial.errors import InputError
+from fairtrial.stats.moments import Moments, VarianceMode, moments_of, moments_of_cells
+from fairtrial.trial.declare import Contrast, Difference, Items, Level, Part, Quantity, Statistic
+from fairtrial.trial.table import CannotJudgeError, Table, mean_over
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the cells say about one claim's quantity, before it is judged.
+
+    ``pessimist`` is the same with every lost pair set to the worst difference seen.
+    """
+
+    estimate: float = math.nan
+    uncertainty: stats.Interval | None = None
+    pessimist: stats.Interval | None = None
+    cells: int = 0
+    lost: int = 0
+    units: int = 0
+    moments: Moments | None = None
+    paired_gain: float | None = None
+    reason: str | None = None
+
+    def p_values(self, above: float | None, below: float | None) -> tuple[float, float]:
+        """Return the one-sided p-values for holding and for failing."""
+        if self.uncertainty is None or not self.uncertainty.decidable:
+            return 1.0, 1.0
+        bound, up, down = (above, "greater", "less") if above is not None else (below, "less", "greater")
+        holds = max(u.p_value(bound, up) for u in (self.uncertainty, self.pessimist) if u)  # type: ignore[arg-type]
+        return holds, self.uncertainty.p_value(bound, down)  # type: ignore[arg-type]
+
+
+def gather(table: Table, quantity: Quantity, over: str, anytime: bool) -> Evidence:
+    """Return the evidence of a part's cells on a quantity."""
+    try:
+        if isinstance(quantity, Statistic):
+            return _bootstrapped(table, quantity, over)
+        terms, log = _terms(table.part, quantity)
+        if over == "item" or (table.part.variance in ("crossed", "design") and _has_items(table, terms)):
+            return _over_items(table, terms, log, over, anytime)
+        return _over_replicates(table, terms, log, anytime)
+    except InputError as error:  # of the statistics: too few cells, no variance to be had
+        return Evidence(reason=str(error))
+    except CannotJudgeError as error:
+        return Evidence(reason=str(error))
+
+
+Terms = list[tuple[float, str, str, Mapping[str, Any]]]  # (weight, candidate, metric, where)
+
+
+def _terms(part: Part, quantity: Quantity) -> tuple[Terms, bool]:
+    if isinstance(quantity, Difference):
+        known = {m.name: m for m in part.metrics}
+        sign = 1.0 if quantity.metric not in known or known[quantity.metric].higher_is_better else -1.0
+        where = quantity.where
+        return [(sign, quantity.a, quantity.metric, where), (-sign, quantity.b, quantity.metric, where)], (
+            quantity.scale == "log"
+        )
+    if isinstance(quantity, Level):
+        return [(1.0, quantity.a, quantity.metric, quantity.where)], False
+    assert isinstance(quantity, Contrast)
+    return [(weight, c, m, where) for (c, m, where), weight in quantity.terms], False
+
+
+def _over_replicates(table: Table, terms: Terms, log: bool, anytime: bool) -> Evidence:
+    """Average each term within replicates, and let the replicates be the units."""
+    part = table.part
+    values = [table.units(c, m, where, log) for _, c, m, where in terms]
+    losses = [table.lost(c, where) for _, c, _, where in terms]
+    paired = _same_cells(terms)
+    if paired:  # a pair whose one side is missing is no pair
+        whole = np.all([np.isfinite(v) for v in values], axis=0)
+        values = [np.where(whole, v, np.nan) for v in values]
+    pair_lost = int(np.any(losses, axis=0).sum() if paired else sum(loss.sum() for loss in losses))
+    lost = np.any([loss.any(axis=(1, 2)) for loss in losses], axis=0)
+    by_term = [  # a replicate counts if each of its settings was measured
+        weight * mean_over(value, axis=-1).mean(axis=1) for (weight, *_), value in zip(terms, values, strict=True)
+    ]
+    total = np.sum(by_term, axis=0)
+    if per := {part.metric(m).per for _, _, m, _ in terms} - {None}:
+        total, lost = _counted_once(table, total, lost, per)
+    known = np.isfinite(total)
+    units = total[known]
+    if not len(units):
+        raise CannotJudgeError("no cell of it is finished" if not lost.any() else "every cell of it was lost")
+    sizes = _fold_sizes(table, terms) if part.variance == "nadeau_bengio" else {}
+    variance: VarianceMode = "nadeau_bengio" if sizes else "independent"
+    reasons = _caveats(table, terms)
+    if part.variance in ("crossed", "design"):
+        reasons.append("for these items: no scores of single items were measured")
+    if pair_lost:
+        reasons.append(f"{pair_lost} pair{'s' * (pair_lost > 1)} lost")
+    estimate = float(units.mean())
+    cells = int(sum(np.isfinite(v).sum() for v in values)) // len(terms)
+    paired_gain = None
+    if len(terms) == 2 and paired and len(units) > 1:
+        a, b = (side[np.isfinite(side)] for side in by_term)
+        paired_gain = _ratio(a.var(ddof=1) + b.var(ddof=1), units.var(ddof=1))
+    interval = pessimist = moments = None
+    if len(units) > 1:
+        exact = all(part.metric(m).exact for _, _, m, _ in terms)
+        scale = float(np.nanmax(np.abs(by_term)))
+        interval = stats.mean_interval(units, variance=variance, anytime=anytime, exact=exact, scale=scale, **sizes)
+        moments = moments_of_cells(units, variance, **sizes)
+        reasons += interval.notes
+        if pair_lost:
+            worst = min(units.min(), 2 * estimate - units.max())
+            filled = np.where(lost, worst, total)
+            pessimist = stats.mean_interval(filled[np.isfinite(filled)], anytime=anytime)
+    else:
+        reasons.append("one replicate: an interval needs two")
+    return Evidence(
+        estimate, interval, pessimist, cells, pair_lost, len(units), moments, paired_gain, "; ".join(reasons) or None
+    )
+
+
+def _over_items(table: Table, terms: Terms, log: bool, over: str, anytime: bool) -> Evidence:
+    """Let items be the units (``over="item"``), or replicates that answer items (crossed, design)."""
+    scores: dict[tuple[int, Any], list[float]] = {}
+    trains: dict[int, Any] = {}
+    sides = [_item_scores(table, c, m, where, log) for _, c, m, where in terms]
+    shared = set.intersection(*(set(side) for side in sides))
+    if not shared:
+        raise CannotJudgeError("no item was scored for all its candidates")
+    for replicate, item in sorted(shared, key=repr):
+        scores[replicate, item] = [
+            weight * side[replicate, item] for (weight, *_), side in zip(terms, sides, strict=True)
+        ]
+    lost = int(np.any([table.lost(c, where) for _, c, _, where in terms], axis=0).sum()) if _same_cells(terms) else 0
+    reasons = _caveats(table, terms)
+    if lost:
+        reasons.append(f"{lost} pair{'s' * (lost > 1)} lost")
+    if over == "item":
+        items: dict[Any, list[float]] = {}
+        for (_, item), parts in scores.items():
+            items.setdefault(item, []).append(sum(parts))
+        units = np.array([np.mean(v) for v in items.values()])
+        interval = stats.mean_interval(units, anytime=False)
+        moments, count = None, len(units)
+        if anytime:
+            reasons.append("looked at before the end: its interval is not anytime-valid over items")
+    else:
+        for row in (row for _, c, _, where in terms for row in table.cells(c, where).flat):
+            value = row.metrics.get(terms[0][2]) if row is not None and row.status == "done" else None
+            if isinstance(value, Items) and value.train_ids is not None and table.part.replicate:
+                trains[table.replicates.index(row.factors[table.part.replicate.name])] = value.train_ids
+        replicates, answered = zip(*scores, strict=True)
+        present = sorted(set(replicates))
+        table_of = stats.SplitScores.from_rows(
+            np.array(replicates), np.array(answered), np.array([sum(p) for p in scores.values()]),
+            train=[trains[r] for r in present] if len(trains) == len(present) else None,
+        )  # fmt: skip
+        interval = stats.interval(table_of, variance=table.part.variance, anytime=anytime)
+        units = table_of.means
+        moments, count = moments_of(table_of, table.part.variance), len(present)
+    reasons += interval.notes
+    estimate = float(units.mean())
+    pessimist = None
+    if lost and len(units) >= 2:
+        share = lost / table.cells(terms[0][1], terms[0][3]).size
+        pessimist = stats.mean_interval((1 - share) * units + share * units.min(), anytime=anytime and over != "item")
+    paired_gain = None
+    if len(terms) == 2:
+        by_item: dict[Any, list[list[float]]] = {}
+        for (_, item), parts in scores.items():
+            by_item.setdefault(item, []).append(parts)
+        pairs = np.array([np.mean(v, axis=0) for v in by_item.values()])
+        if len(pairs) > 1:
+            paired_gain = _ratio(pairs.var(axis=0, ddof=1).sum(), pairs.sum(axis=1).var(ddof=1))
+    cells = table.cells(terms[0][1], terms[0][3]).size - lost
+    return Evidence(estimate, interval, pessimist, cells, lost, count, moments, paired_gain, "; ".join(reasons) or None)
+
+
+def _item_scores(
+    table: Table, candidate: str, metric: str, where: Mapping[str, Any], log: bool
+) -> dict[tuple[int, Any], float]:
+    """Return the score of each (replicate, item), averaged over settings and inner cells and repeated ids."""
+    if metric not in {m.name for m in table.part.metrics}:
+        raise CannotJudgeError(f"these parameters do not measure {metric!r}")
+    sums: dict[tuple[int, Any], list[float]] = {}
+    for (replicate, _, _), row in np.ndenumerate(table.cells(candidate, where)):
+        value = row.metrics.get(metric) if row is not None and row.status == "done" else None
+        if value is None:
+            continue
+        if not isinstance(value, Items):
+            raise CannotJudgeError(f"{metric} has no scores of single items, which this claim generalises over")
+        values = np.asarray(value.values, dtype=float)
+        values = np.where(np.isinf(values), _worst_item(table, metric), values)
+        if log and values.min() <= 0:
+            raise CannotJudgeError(f"{metric} of {candidate} is not positive everywhere: it has no logarithm")
+        for item, score in zip(np.asarray(value.ids).tolist(), np.log(values) if log else values, strict=True):
+            sums.setdefault((replicate, item), []).append(float(score))
+    return {key: math.fsum(v) / len(v) for key, v in sums.items()}
+
+
+def _worst_item(table: Table, metric: str) -> float:
+    values = np.concatenate(
+        [
+            np.asarray(v.values, dtype=float)
+            for row in table.rows
+            if row.status == "done" and isinstance(v := row.metrics.get(metric), Items)
+        ]
+    )
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return 0.0
+    return float(finite.min() if table.part.metric(metric).higher_is_better else finite.max())
+
+
+def _bootstrapped(table: Table, quantity: Statistic, over: str) -> Evidence:
+    """Resample replicates, or items, and compute the statistic anew on each resample."""
+    lost = sum(row.status == "failed" for row in table.rows)
+    cells = sum(row.status == "done" for row in table.rows)
+    if over == "item":
+        ids = sorted(
+            {
+                item
+                for row in table.rows
+                for value in row.metrics.values()
+                if isinstance(value, Items)
+                for item in np.asarray(value.ids).tolist()
+            },
+            key=repr,
+        )
+        units = np.array(ids)
+        draw = lambda chosen: quantity.fn(table.frame(items=units[chosen]))  # noqa: E731
+    else:
+        whole = [
+            i
+            for i in range(len(table.replicates))
+            if all(row is not None and row.status == "done" for grid in table.grid.values() for row in grid[i].flat)
+        ]
+        units = np.array(whole)
+        draw = lambda chosen: quantity.fn(table.frame(replicates=units[chosen]))  # noqa: E731
+    if not cells:
+        raise CannotJudgeError("no cell of it is finished")
+    if not len(units):
+        raise CannotJudgeError(f"no {over} is whole: {lost} cells lost")
+    resampled = stats.bootstrap(np.arange(len(units)), draw)
+    # With a replicate lost, item scores are no longer means over the replicates asked for.
+    interval = None if lost and over == "item" else resampled
+    reasons = [*resampled.notes, *([f"{lost} cells lost"] if lost else [])]
+    estimate = float(quantity.fn(table.frame()))
+    return Evidence(estimate, interval, None, cells, lost, len(units), None, None, "; ".join(reasons) or None)
+
+
+def _same_cells(terms: Terms) -> bool:
+    return all(term[3] == terms[0][3] for term in terms)
+
+
+def _has_items(table: Table, terms: Terms) -> bool:
+    return any(isinstance(row.metrics.get(terms[0][2]), Items) for row in table.rows)
+
+
+def _counted_once(
+    table: Table, total: np.ndarray, lost: np.ndarray, per: set[str | None]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reduce units over which a metric is constant to one: ``per`` names what it varies with."""
+    replicate = table.part.replicate
+    if replicate is None or replicate.name in per or any(f.name in per for f in table.withins):
+        return total, lost
+    finite = total[np.isfinite(total)]
+    return finite[:1], lost[:1]
+
+
+def _fold_sizes(table: Table, terms: Terms) -> dict[str, Any]:
+    """Return the fold sizes of a Nadeau-Bengio part from its Items."""
+    for row in table.cells(terms[0][1], terms[0][3]).flat:
+        value = row.metrics.get(terms[0][2]) if row is not None else None
+        if isinstance(value, Items) and value.train_ids is not None:
+            return {"n_test": len(value.ids), "n_train": len(value.train_ids)}
+    raise CannotJudgeError("folds of one data set need their sizes: return Items with train_ids")
+
+
+def _caveats(table: Table, terms: Terms) -> list[str]:
+    caveats = []
+    for _, c, m, where in terms:
+        count = table.diverged(c, m, where)
+        if count:
+            caveats.append(f"{c} diverged in {count} cell{'s' * (count > 1)}, counted as the worst value seen")
+    return caveats
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return float(a / b) if b > 0 else None

@@ -1,0 +1,223 @@
+"""What one part measured, as arrays: the view of the store that verdicts are read from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fairtrial import stats
+from fairtrial.errors import FairtrialError
+from fairtrial.trial.declare import Curve, Items, Part
+from fairtrial.trial.store import Row
+
+
+class CannotJudgeError(FairtrialError):
+    """A claim cannot be judged on what was measured; the message is the verdict's reason."""
+
+
+class Table:
+    """What one part measured: for each candidate and metric an array (replicates, settings, within cells).
+
+    ``replicates`` may be restricted to a prefix in declared order, which is what a look before the end sees.
+    """
+
+    def __init__(self, part: Part, rows: Iterable[Row]) -> None:
+        self.part = part
+        self.rows = list(rows)
+        name = part.replicate.name if part.replicate else None
+        self.settings = [f for f in part.factors if f.kind == "setting"]
+        self.withins = [f for f in part.factors if f.kind == "within"]
+        self.replicates = list(dict.fromkeys(row.factors[name] if name else None for row in self.rows))
+        at = {value: i for i, value in enumerate(self.replicates)}
+        self.combos = _combinations(self.settings)
+        self.inner = _combinations(self.withins)
+        where = {_frozen(c): i for i, c in enumerate(self.combos)}
+        inside = {_frozen(c): i for i, c in enumerate(self.inner)}
+        shape = (len(self.replicates), len(self.combos), len(self.inner))
+        self.grid: dict[str, np.ndarray] = {c.label: np.full(shape, None, dtype=object) for c in part.candidates}
+        for row in self.rows:
+            index = (
+                at[row.factors[name] if name else None],
+                where[_frozen({f.name: row.factors[f.name] for f in self.settings})],
+                inside[_frozen({f.name: row.factors[f.name] for f in self.withins})],
+            )
+            self.grid[row.candidate][index] = row
+        self._worst: dict[str, float] = {}
+
+    def prefix(self, count: int) -> Table:
+        """Return the table of the first ``count`` replicates."""
+        name = self.part.replicate.name if self.part.replicate else None
+        kept = set(self.replicates[:count])
+        return Table(self.part, [row for row in self.rows if (row.factors[name] if name else None) in kept])
+
+    def complete_prefix(self) -> int:
+        """Return how many leading replicates are finished for all candidates."""
+        for count in range(len(self.replicates)):
+            if any(row.status == "planned" for grid in self.grid.values() for row in grid[count].flat):
+                return count
+        return len(self.replicates)
+
+    def select(self, where: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        """Return the indices of the settings and of the inner cells that ``where`` admits."""
+        known = {f.name for f in (*self.settings, *self.withins)}
+        for name in where:
+            if name not in known:
+                raise CannotJudgeError(f"these parameters have no factor {name!r}")
+        settings = [i for i, combo in enumerate(self.combos) if _admits(where, combo)]
+        inner = [i for i, combo in enumerate(self.inner) if _admits(where, combo)]
+        if not settings or not inner:
+            raise CannotJudgeError(f"these parameters have no cell with {_in_words(where)}")
+        return settings, inner
+
+    def cells(self, candidate: str, where: Mapping[str, Any]) -> np.ndarray:
+        """Return the rows (replicates, settings, inner) of one candidate."""
+        if candidate not in self.grid:
+            raise CannotJudgeError(f"these parameters leave out {candidate!r}")
+        settings, inner = self.select(where)
+        return self.grid[candidate][:, settings][:, :, inner]
+
+    def numbers(self, candidate: str, metric: str, where: Mapping[str, Any]) -> np.ndarray:
+        """Return a metric as floats (replicates, settings, inner): the mean of Items; NaN where there is none."""
+        if metric not in {m.name for m in self.part.metrics}:
+            raise CannotJudgeError(f"these parameters do not measure {metric!r}")
+        values = _vectorized(lambda row: _number(row, metric), self.cells(candidate, where))
+        infinite = np.isinf(values)
+        if infinite.any():
+            values[infinite] = self.worst(metric)
+        return values
+
+    def lost(self, candidate: str, where: Mapping[str, Any]) -> np.ndarray:
+        """Return which cells of a candidate were lost."""
+        return _vectorized(lambda row: row is not None and row.status == "failed", self.cells(candidate, where), bool)
+
+    def worst(self, metric: str) -> float:
+        """Return the worst finite value that ``metric`` took: what 'diverged' counts as."""
+        if metric not in self._worst:
+            values = [_number(row, metric) for row in self.rows]
+            finite = [v for v in values if math.isfinite(v)]
+            pick = min if self.part.metric(metric).higher_is_better else max
+            self._worst[metric] = pick(finite) if finite else 0.0
+        return self._worst[metric]
+
+    def diverged(self, candidate: str, metric: str, where: Mapping[str, Any]) -> int:
+        """Return in how many cells of a candidate the metric was infinite."""
+        return int(np.isinf(_vectorized(lambda row: _number(row, metric), self.cells(candidate, where))).sum())
+
+    def units(self, candidate: str, metric: str, where: Mapping[str, Any], log: bool) -> np.ndarray:
+        """Return the metric of each cell, logarithms where ``log``; refuses logs of what is not positive."""
+        values = self.numbers(candidate, metric, where)
+        if not log:
+            return values
+        if np.nanmin(values, initial=np.inf) <= 0:
+            raise CannotJudgeError(f"{metric} of {candidate} is not positive everywhere: it has no logarithm")
+        return np.log(values)
+
+    def frame(self, replicates: Sequence[int] | None = None, items: np.ndarray | None = None) -> Any:
+        """Return the finished cells as a frame: candidate, role, factors, metrics (Items by their mean).
+
+        ``replicates`` (indices, repeated as drawn) and ``items`` (ids, likewise) resample it for a bootstrap.
+        """
+        import pandas as pd
+
+        roles = {c.label: c.role for c in self.part.candidates}
+        chosen = range(len(self.replicates)) if replicates is None else replicates
+        records = []
+        for draw, index in enumerate(chosen):
+            for label, grid in self.grid.items():
+                for row in grid[index].flat:
+                    if row is None or row.status != "done":
+                        continue
+                    values = {
+                        name: scalar(value if items is None else _resampled(value, items))
+                        for name, value in row.metrics.items()
+                    }
+                    records.append({"candidate": label, "role": roles[label], "draw": draw, **row.factors, **values})
+        return pd.DataFrame.from_records(records)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return mean and uncorrected 95% interval of each candidate, metric and setting."""
+        entries = []
+        for candidate in self.part.candidates:
+            for metric in self.part.metrics:
+                for combo in self.combos:
+                    values = self.numbers(candidate.label, metric.name, combo)[:, 0]
+                    lost = int(self.lost(candidate.label, combo).sum())
+                    units = mean_over(values, axis=-1)
+                    units = units[np.isfinite(units)]
+                    low = high = math.nan
+                    if len(units) >= 2:
+                        low, high = stats.mean_interval(units).at(0.95)
+                    entries.append(
+                        {
+                            "part": self.part.name,
+                            "candidate": candidate.label,
+                            "role": candidate.role,
+                            "metric": metric.name,
+                            "where": combo,
+                            "mean": float(units.mean()) if len(units) else math.nan,
+                            "low": low,
+                            "high": high,
+                            "cells": int(np.isfinite(values).sum()),
+                            "lost": lost,
+                        }
+                    )
+        return entries
+
+
+def _combinations(factors: Sequence[Any]) -> list[dict[str, Any]]:
+    combos: list[dict[str, Any]] = [{}]
+    for factor in factors:
+        combos = [{**combo, factor.name: value} for combo in combos for value in factor.values]
+    return combos
+
+
+def _frozen(combo: Mapping[str, Any]) -> str:
+    return repr(sorted(combo.items()))
+
+
+def _admits(where: Mapping[str, Any], combo: Mapping[str, Any]) -> bool:
+    return all(
+        name not in combo or combo[name] == wanted or (isinstance(wanted, tuple | list) and combo[name] in wanted)
+        for name, wanted in where.items()
+    )
+
+
+def _in_words(where: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in where.items())
+
+
+def _number(row: Row | None, metric: str) -> float:
+    value = scalar(row.metrics.get(metric)) if row is not None and row.status == "done" else None
+    return math.nan if value is None else value
+
+
+def scalar(value: Any) -> float | None:
+    """Return a metric's value as one number: the mean of Items, the end of a Curve."""
+    if isinstance(value, Items):
+        return float(np.mean(value.values))
+    if isinstance(value, Curve):
+        return float(np.asarray(value.y)[-1])
+    return value
+
+
+def _vectorized(fn: Any, rows: np.ndarray, dtype: type = float) -> np.ndarray:
+    return np.array([fn(row) for row in rows.flat], dtype=dtype).reshape(rows.shape)
+
+
+def mean_over(values: np.ndarray, axis: int) -> np.ndarray:
+    """Return the mean over the finite entries of an axis, NaN where there is none (and no warning)."""
+    finite = np.isfinite(values)
+    count = finite.sum(axis=axis)
+    total = np.where(finite, values, 0.0).sum(axis=axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _resampled(value: Any, items: np.ndarray) -> Any:
+    if not isinstance(value, Items):
+        return value
+    at = {key: i for i, key in enumerate(np.asarray(value.ids).tolist())}
+    chosen = [at[key] for key in items.tolist() if key in at]
+    return Items([value.ids[i] for i in chosen], np.asarray(value.values)[chosen]) if chosen else None

@@ -11,7 +11,12 @@ from collections.abc import Iterable
 
 
 class FairtrialError(Exception):
-    """Base of all errors that are the caller's to mend."""
+    """Base of all errors that are the caller's to mend.
+
+    ``ends_run`` is set where no cell of a trial can do without what failed: a stage that all candidates share.
+    """
+
+    ends_run = False
 
 
 class InputError(FairtrialError, ValueError):
@@ -47,6 +52,8 @@ def _unknown_name(message: str) -> UnknownNameError:
 
 class MissingExtraError(FairtrialError, ImportError):
     """An optional dependency is not installed."""
+
+    ends_run = True
 
     def __init__(self, extra: str, module: str | None = None) -> None:
         what = f"{module} is not installed" if module else f"the {extra} extra is not installed"

@@ -1,9 +1,9 @@
 """What code a result depends on: a digest of each piece, so that a change explains itself.
 
 ``code_of(measure)`` returns ``{"lm/pruning/fiedler.py": "3f0c...", "numpy": "2.4.6", ...}``: the syntax trees
-(docstrings and comments dropped) of every ``fairtrial`` module that is reached by imports, and the versions of the distributions
-those import. Of the module that holds ``measure`` itself only the definitions that it uses count, so that rewording a
-claim there computes nothing again.
+(docstrings and comments dropped) of every ``fairtrial`` module that is reached by imports, and the versions of the
+distributions those import. Of the module that holds ``measure`` itself only the definitions that it uses count, so that
+rewording a claim there computes nothing again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
-import json
+import io
 import os
+import pickle
 import site
 import sys
 import sysconfig
@@ -24,8 +25,6 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import cloudpickle
 
 import fairtrial
 
@@ -119,6 +118,8 @@ class _Walk:
         elif isinstance(thing, functools.partial):
             for part in (thing.func, *thing.args, *thing.keywords.values()):
                 self.value(part, name)
+        elif callable(wrapped := getattr(thing, "__wrapped__", None)):  # functools.cache, numba.njit
+            self.value(wrapped, name)
         elif isinstance(thing, type):
             self._once(thing)
             self.klass(thing)
@@ -127,9 +128,39 @@ class _Walk:
         elif isinstance(thing, types.BuiltinFunctionType):
             self.module(thing.__module__)
         else:
-            self.found[f"value of {name or type(thing).__name__}"] = digest_value(thing)
-            if type(thing).__module__ != "builtins":
-                self.value(type(thing))
+            try:
+                self._add(f"value of {name or type(thing).__name__}", digest_value(thing))
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                raise NoSourceError(f"{name or thing!r} has no digest ({error})") from None
+            self.inside(thing)
+
+    def inside(self, thing: Any) -> None:
+        """Follow the code that a value holds: its class, its functions, the estimators of a pipeline."""
+        if id(thing) in self.seen or thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
+            return
+        if isinstance(thing, type | types.ModuleType | functools.partial) or inspect.isroutine(thing):
+            self.value(thing)
+            return
+        self._once(thing)
+        kind = type(thing)
+        if kind.__module__ != "builtins":
+            self.value(kind)
+        if isinstance(thing, list | tuple | set | frozenset):
+            parts = list(thing)
+        elif isinstance(thing, Mapping):
+            parts = list(thing.values())
+        elif hasattr(thing, "get_params"):
+            parts = list(thing.get_params(deep=False).values())
+        elif dataclasses.is_dataclass(thing) or not self.whole(kind.__module__):
+            parts = list(getattr(thing, "__dict__", {}).values())
+        else:
+            parts = []
+        for part in parts:
+            self.inside(part)
+
+    def _add(self, label: str, value: str) -> None:
+        """Note a component; several of one label (the lambdas of a module) are digested together."""
+        self.found[label] = digest(self.found[label], value) if label in self.found else value
 
     def _once(self, thing: Any) -> None:
         self.seen.add(id(thing))
@@ -142,7 +173,7 @@ class _Walk:
             return
         label = f"{function.__module__}:{function.__qualname__}"
         tree = _source_tree(function)
-        self.found[label] = digest(ast.dump(tree) if tree else _bytecode(function.__code__))
+        self._add(label, digest(ast.dump(tree) if tree else _bytecode(function.__code__)))
         for imported in _imports(tree, function.__module__, False) if tree else ():
             self.module(imported)
         values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -164,8 +195,10 @@ class _Walk:
             return
         tree = _source_tree(cls)
         if tree is not None:
-            self.found[f"{cls.__module__}:{cls.__qualname__}"] = digest(ast.dump(tree))
+            self._add(f"{cls.__module__}:{cls.__qualname__}", digest(ast.dump(tree)))
         for member in vars(cls).values():
+            for name in ("__func__", "fget", "func"):  # of class methods, properties, cached properties
+                member = getattr(member, name, member)
             if isinstance(member, types.FunctionType):
                 self.value(member)
         for base in cls.__bases__:
@@ -178,7 +211,8 @@ class _Walk:
             return False
         if module.startswith("fairtrial."):
             return not module.endswith((".trial", ".command"))
-        return local_file(module) is None
+        top = module.partition(".")[0]
+        return local_file(module) is None and (top in STANDARD or bool(distributions(top)))
 
 
 # ------------------------------------------------------------------------------------------------------------- parsing
@@ -224,7 +258,7 @@ def _imports(tree: ast.AST, module: str, package: bool) -> Iterator[str]:
                 base = ".".join([*parents, *filter(None, [base])])
             for alias in node.names:
                 submodule = f"{base}.{alias.name}"
-                is_module = base.startswith("fairtrial") and module_file(submodule)
+                is_module = module_file(submodule) if base.startswith("fairtrial") else submodule in sys.modules
                 yield submodule if is_module else base
 
 
@@ -239,7 +273,7 @@ def _source_tree(thing: Callable) -> ast.Module | None:
 
 
 def _bytecode(code: types.CodeType) -> str:
-    constants = [_bytecode(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    constants = [_bytecode(c) if isinstance(c, types.CodeType) else digest_value(c) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, constants, sys.version_info[:2]))
 
 
@@ -300,7 +334,7 @@ def digest_value(value: Any) -> str:
     """Return a digest of a value that is the same in every process.
 
     Numbers, strings, containers, arrays, frames, scikit-learn estimators (``get_params``) and pydantic models are
-    digested by content; anything else by its pickle.
+    digested by content, functions and classes by name and source; anything else by its pickle.
     """
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return digest(type(value).__name__, repr(value))
@@ -319,12 +353,27 @@ def digest_value(value: Any) -> str:
     if hasattr(value, "__array__") and hasattr(value, "dtype") and not value.dtype.hasobject:
         array = value.__array__()
         return digest("array", str(array.dtype), repr(array.shape), array.tobytes())
-    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-        return digest(json.dumps(code_of(value)))
+    if isinstance(value, types.FunctionType):
+        tree = _source_tree(value)
+        return digest(value.__module__, value.__qualname__, ast.dump(tree) if tree else _bytecode(value.__code__))
+    if isinstance(value, type | types.ModuleType):
+        return digest(getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return digest(type(value).__qualname__, digest_value(fields))
-    return digest("pickle", cloudpickle.dumps(value))
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=4).dump(value)
+    return digest("pickle", buffer.getvalue())
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles what differs from process to process (the user's functions and classes, sets) by its digest."""
+
+    def persistent_id(self, thing: Any) -> str | None:
+        """Return the digest that stands for ``thing``, or None to pickle it."""
+        if isinstance(thing, type | types.FunctionType | types.ModuleType | set | frozenset):
+            return digest_value(thing)
+        return None
 
 
 def digest_path(path: str | os.PathLike[str]) -> str:

@@ -301,6 +301,17 @@ def report(id: str, text: str, quantity: Quantity, over: Literal["replicate", "i
     return Report(id, text, quantity, over)
 
 
+def leaves(claim: AnyClaim) -> Iterator[Claim | Exact | Report]:
+    """Yield the single claims of which ``claim`` is made."""
+    if isinstance(claim, AllOf):
+        for child in claim.claims:
+            yield from leaves(child)
+    elif isinstance(claim, ForEach):
+        yield claim.claim
+    else:
+        yield claim
+
+
 # ---------------------------------------------------------------------------------------------------- parts and trials
 
 

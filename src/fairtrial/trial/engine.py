@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -117,12 +117,12 @@ class Run:
     # planning -------------------------------------------------------------------------------------------------------
 
     def plan(self, part: Part, replicates: int | None = None) -> list[Row]:
-        """Return the rows of a part in declared order; timed rows alternate their candidates."""
-        machine = fingerprint(cores()) if part.timed else ""
+        """Return the rows of a part in declared order; timed rows alternate their candidates and keep their machine."""
+        machine = fingerprint(cores())
         heads = {
             c.label: digest(
                 self.declaration.name, part.name, c.label, _json(self.key_params), _json(self.inputs),
-                _json(self.codes[part.name][c.label]), _json(c.grid), machine,
+                _json(self.codes[part.name][c.label]), _json(c.grid), machine if part.timed else "",
             )
             for c in part.candidates
         }  # fmt: skip
@@ -157,7 +157,8 @@ class Run:
         """Return the rows with what the store holds of them; those it lacks stay ``planned``."""
         rows = list(rows)
         stored = self.store.load(row.key for row in rows)
-        return [stored.get(row.key, row) for row in rows]
+        # JSON turned tuples into lists: the factors as declared are what claims and frames name.
+        return [replace(stored[row.key], factors=row.factors) if row.key in stored else row for row in rows]
 
     def explain_missing(self, rows: list[Row]) -> list[str]:
         """Return why stored cells are computed again: ``'24 cells run again: fiedler.py changed'``."""
@@ -173,7 +174,8 @@ class Run:
 
     def execute(self, rows: list[Row]) -> None:
         """Measure the rows that the store lacks: untimed parts first, then each timed part alone."""
-        missing = [row for row in rows if row.key not in self.store.states([row.key for row in rows])] if rows else []
+        finished = self.store.states(row.key for row in rows)
+        missing = [row for row in rows if row.key not in finished]
         if self.watcher:
             self.watcher.planned(len(rows), len(rows) - len(missing))
         timed = {part.name for part in self.parts if part.timed}

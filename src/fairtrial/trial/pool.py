@@ -46,7 +46,7 @@ class LocalWorker:
 
     def __init__(self, threads: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fairtrial.trial.worker"],
+            [sys.executable, "-P", "-m", "fairtrial.trial.worker"],  # -P: the opening brings the parent's path
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("FAIRTRIAL_DEBUG") else subprocess.DEVNULL,
@@ -60,7 +60,7 @@ class LocalWorker:
 
         def expire() -> None:
             expired.set()
-            self.process.kill()
+            self._kill()
 
         timer = threading.Timer(limit, expire) if limit else None
         if timer:
@@ -80,12 +80,19 @@ class LocalWorker:
 
     def stop(self) -> None:
         """End the process at once."""
-        with contextlib.suppress(OSError):
-            self.process.kill()
+        self._kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
+
+    def _kill(self) -> None:
+        """Kill the worker with the processes that its measures started (data loaders)."""
+        with contextlib.suppress(OSError):
+            if hasattr(os, "killpg") and self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:
+                self.process.kill()
 
 
 def death(code: int) -> str:
@@ -190,15 +197,19 @@ class Pool:
                 worker.stop()
 
     def _serve(self, index: int) -> None:
-        while (group := self.inboxes[index].get()) is not None:
-            for row in group:
-                answer = self._measure(index, Task(row.part, row.candidate, row.factors, row is group[-1]))
-                if self.closed:
-                    return
-                self.reports.put(Finished(index, row, answer))
-                if answer.status == "fatal":
-                    return
-            self.reports.put(Finished(index))
+        try:
+            while (group := self.inboxes[index].get()) is not None:
+                for row in group:
+                    answer = self._measure(index, Task(row.part, row.candidate, row.factors, row is group[-1]))
+                    if self.closed:
+                        return
+                    self.reports.put(Finished(index, row, answer))
+                    if answer.status == "fatal":
+                        return
+                self.reports.put(Finished(index))
+        finally:
+            if worker := self.workers[index]:  # also one that was just starting when the pool was closed
+                worker.stop()
 
     def _measure(self, index: int, task: Task) -> Answer:
         reason = ""
@@ -217,9 +228,9 @@ class Pool:
                 return answer
             except WorkerDiedError as error:
                 self.workers[index] = None
-                reason = str(error)
                 if self.closed:
                     break
+                reason = str(error)
             except Exception as error:  # a worker that cannot be started must not leave the run waiting
                 return Answer("fatal", f"a worker could not start: {type(error).__name__}: {error}")
         return Answer("failed", f"{reason} (twice)")

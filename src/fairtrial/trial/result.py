@@ -216,11 +216,12 @@ def _versions(run: Run) -> dict[str, str]:
 
 
 def _command(run: Run, preset: str | None) -> str:
-    defaults = type(run.params)()
+    start = type(run.params).model_construct(**(run.declaration.presets[preset] if preset else {}))
+    given = start.model_dump(mode="json", warnings=False)
     changed = {
         name: value
         for name, value in run.params.model_dump(mode="json").items()
-        if value != getattr(defaults, name) and not (preset and run.declaration.presets[preset].get(name) == value)
+        if name not in given or value != given[name]
     }
     words = ["fairtrial", "run", run.declaration.name, *(["--preset", preset] if preset else [])]
     for name, value in changed.items():

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from fairtrial import cards
 from fairtrial.errors import FairtrialError, InputError, MissingExtraError
-from fairtrial.trial.declare import Trial
+from fairtrial.trial.declare import Claim, Trial, leaves
 from fairtrial.trial.engine import InterruptedRunError, Run, Until
 from fairtrial.trial.machine import cores
 from fairtrial.trial.params import make_params
@@ -147,6 +147,7 @@ def _carry_out(
         opened.execute(rows)
         return None
     if until == "decided":
+        _check_may_peek(opened)
         opened.store.mark("peeked")
     most = opened.most_replicates()
     replicates = min(FIRST_LOOK, most)
@@ -158,6 +159,18 @@ def _carry_out(
         if replicates >= most or flat_looks == 2 or decided:
             return replicates
         replicates += 1
+
+
+def _check_may_peek(opened: Run) -> None:
+    """Refuse to look at claims over items before the end: their intervals are valid for one look only."""
+    for part in opened.parts:
+        for claim in (leaf for whole in part.claims for leaf in leaves(whole)):
+            if isinstance(claim, Claim) and claim.over == "item":
+                draws = part.replicate.name if part.replicate else "replicate"
+                raise InputError(
+                    f"--until-decided: claim {claim.id!r} generalises over the items of {part.name!r}, not over its "
+                    f"{draws}s: ask for 5 {draws}s or more"
+                )
 
 
 def _declaration(trial: str | Trial, card: Any) -> Trial:

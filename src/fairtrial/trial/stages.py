@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock
 
-from fairtrial.errors import InputError
+from fairtrial.errors import FairtrialError, InputError
 from fairtrial.trial.code import code_of, digest
 from fairtrial.trial.declare import Candidate, Save
 from fairtrial.trial.params import key_of
@@ -40,7 +40,7 @@ class Stages:
         self.costs: list[StageCost] = []  # of the stages computed since last taken
         self._memory: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
-        self._codes: dict[tuple[Callable, str | None], str] = {}
+        self._codes: dict[tuple, str] = {}
         self._asks: list[list[str]] = [[]]  # keys asked for, by the cell and the stages being computed in it
         self._inner: list[float] = [0.0]  # seconds spent in stages, by the same
 
@@ -79,10 +79,12 @@ class Stages:
         self._memory.clear()
 
     def _key(self, function: Callable, candidate: Candidate | None, arguments: tuple) -> str:
-        which = (function, candidate.label if candidate else None)
+        used = candidate.uses if candidate else ()
+        which = (function, *(use if isinstance(use, str) else id(use) for use in used))
         if which not in self._codes:
-            uses = modules_of(candidate, self.package) if candidate else ()
-            self._codes[which] = json.dumps(code_of(function, uses=uses, boundary=self.boundary))
+            modules = modules_of(candidate, self.package) if candidate else ()
+            callables = [use for use in used if callable(use)]
+            self._codes[which] = json.dumps(code_of(function, *callables, uses=modules, boundary=self.boundary))
         name = f"{function.__module__}:{function.__qualname__}"
         try:
             encoded = json.dumps([self._encode(a) for a in arguments], sort_keys=True)
@@ -111,6 +113,9 @@ class Stages:
         began = time.perf_counter()
         try:
             return function(self, *arguments) if _wants_stages(function) else function(*arguments)
+        except FairtrialError as error:
+            error.ends_run = error.ends_run or candidate is None
+            raise
         finally:
             own = time.perf_counter() - began - self._inner.pop()
             label = candidate.label if candidate else None

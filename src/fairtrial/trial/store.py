@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS cells (
     inputs TEXT NOT NULL, code TEXT NOT NULL, machine TEXT NOT NULL,
     status TEXT NOT NULL, reason TEXT, metrics TEXT, arrays BLOB, stages TEXT NOT NULL,
     seconds REAL, peak INTEGER, peak_sampled INTEGER, finished REAL NOT NULL);
-CREATE INDEX IF NOT EXISTS by_candidate ON cells (part, candidate);
+CREATE INDEX IF NOT EXISTS by_cell ON cells (part, candidate, factors);
 CREATE TABLE IF NOT EXISTS stages (
     key TEXT PRIMARY KEY, name TEXT NOT NULL, candidate TEXT, seconds REAL NOT NULL, asks TEXT NOT NULL,
     finished REAL NOT NULL);

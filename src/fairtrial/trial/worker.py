@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Literal
 import cloudpickle
 import numpy as np
 
-from fairtrial.errors import FairtrialError, MissingExtraError
+from fairtrial.errors import FairtrialError
 from fairtrial.trial.declare import Candidate, Curve, Items, Part, Trial
 from fairtrial.trial.memory import PeakMemory
 from fairtrial.trial.stages import Stages, disk_is_full, modules_of
@@ -68,7 +68,7 @@ class Session:
     """A trial opened in this process."""
 
     def __init__(self, opening: Opening) -> None:
-        sys.path[:] = [*sys.path, *(p for p in opening.path if p not in sys.path)]
+        sys.path[:] = [*opening.path, *(p for p in sys.path if p not in opening.path)]
         self.trial = load_trial(opening.trial)
         self.params = pickle.loads(opening.params)
         self.parts: dict[str, Part] = {part.name: part for part in self.trial.parts(self.params)}
@@ -95,10 +95,8 @@ class Session:
             costs = self.stages.take_costs()
             if disk_is_full(error):
                 return Answer("fatal", "the disk is full: free some space and run the same command again", costs=costs)
-            if isinstance(error, MissingExtraError):
-                return Answer("fatal", str(error), costs=costs)
             if isinstance(error, FairtrialError):
-                return Answer("failed", str(error), costs=costs)
+                return Answer("fatal" if error.ends_run else "failed", str(error), costs=costs)
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
             sys.stderr.write(traceback.format_exc())
@@ -186,7 +184,8 @@ def main() -> None:
     """Serve the parent until it closes the pipe."""
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a measure prints goes to standard error, not into the protocol
+    os.dup2(2, 1)  # what a measure prints goes to standard error, not into the protocol,
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # and what it reads does not come out of it
     inbox: list[Any] = []
     arrived = threading.Condition()
 

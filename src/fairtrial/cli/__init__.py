@@ -41,6 +41,10 @@ def run_app(arguments: list[str]) -> int:
             return done.exit_code
         except (click.Abort, KeyboardInterrupt):
             return INTERRUPTED
+        except SystemExit:
+            if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # what click leaves of a closed pipe
+                return PIPE_CLOSED
+            raise
     except FairtrialError as error:
         if debug:
             raise

@@ -167,7 +167,10 @@ def _function(candidate: str) -> tuple[str, Any]:
         raise InputError(f"{path} is not a Python file")
     if str(path.parent.resolve()) not in sys.path:
         sys.path.insert(0, str(path.parent.resolve()))
-    module = importlib.import_module(path.stem)
+    try:
+        module = importlib.import_module(path.stem)
+    except Exception as error:
+        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     if Path(module.__file__ or "").resolve() != path.resolve():
         raise InputError(f"{path}: the module {path.stem!r} is another file, {module.__file__}: rename yours")
     if not callable(getattr(module, name, None)):
@@ -184,6 +187,8 @@ class _ApplyGroup(typer.core.TyperGroup):
     def get_command(self, context: typer.Context, name: str) -> Any:  # type: ignore[override]
         import importlib
 
+        from fairtrial.trial.runner import extra_named
+
         card = cards.find(name)
         if not card.commands:
             state = "is planned, not built yet" if card.state == "planned" else "has no command"
@@ -191,7 +196,9 @@ class _ApplyGroup(typer.core.TyperGroup):
         command = name if name in card.commands else next(iter(card.commands))
         module, _, function = card.commands[command].partition(":")
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        single.command(name=command)(getattr(importlib.import_module(module), function))
+        with extra_named(card):
+            loaded = importlib.import_module(module)
+        single.command(name=command)(getattr(loaded, function))
         return typer.main.get_command(single)
 
 

@@ -334,10 +334,12 @@ def digest_value(value: Any) -> str:
     """Return a digest of a value that is the same in every process.
 
     Numbers, strings, containers, arrays, frames, scikit-learn estimators (``get_params``) and pydantic models are
-    digested by content, functions and classes by name and source; anything else by its pickle.
+    digested by content, functions and classes by name (their code is followed apart); anything else by its pickle.
     """
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return digest(type(value).__name__, repr(value))
+    if isinstance(value, type | types.FunctionType | types.ModuleType):
+        return digest(getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
     if isinstance(value, list | tuple):
         return digest(type(value).__name__, *map(digest_value, value))
     if isinstance(value, set | frozenset):
@@ -346,19 +348,14 @@ def digest_value(value: Any) -> str:
         return digest("map", *(part for k, v in value.items() for part in (digest_value(k), digest_value(v))))
     if isinstance(value, os.PathLike):
         return digest("path", os.fspath(value))
-    if hasattr(value, "get_params") and not isinstance(value, type):
+    if hasattr(value, "get_params"):
         return digest(type(value).__qualname__, digest_value(value.get_params(deep=True)))
     if hasattr(value, "model_dump_json"):
         return digest(type(value).__qualname__, value.model_dump_json())
     if hasattr(value, "__array__") and hasattr(value, "dtype") and not value.dtype.hasobject:
         array = value.__array__()
         return digest("array", str(array.dtype), repr(array.shape), array.tobytes())
-    if isinstance(value, types.FunctionType):
-        tree = _source_tree(value)
-        return digest(value.__module__, value.__qualname__, ast.dump(tree) if tree else _bytecode(value.__code__))
-    if isinstance(value, type | types.ModuleType):
-        return digest(getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return digest(type(value).__qualname__, digest_value(fields))
     buffer = io.BytesIO()

@@ -54,6 +54,30 @@ class Watcher(Protocol):
         """Be told that another process computes the last ``cells`` cells."""
 
 
+Codes = dict[str, dict[str, dict[str, str]]]  # part -> candidate -> component -> digest or version
+
+
+def codes_of_parts(parts: tuple[Part, ...], package: str, version: str | None = None) -> tuple[Codes, list[str]]:
+    """Return the code components of every part's candidates, and notes on what cannot be seen.
+
+    ``package`` is where the modules that candidates use live; ``version`` is counted as a component, and stands for
+    code that cannot be seen.
+    """
+    used = {name for part in parts for candidate in part.candidates for name in modules_of(candidate, package)}
+    codes: Codes = {part.name: {} for part in parts}
+    notes = []
+    for part, candidate in ((p, c) for p in parts for c in p.candidates):
+        callables = [use for use in candidate.uses if callable(use)]
+        try:
+            code = code_of(part.measure, *callables, uses=modules_of(candidate, package), boundary=used)
+        except NoSourceError as error:
+            code = {} if version else {"unseen": uuid.uuid4().hex}
+            if not version:
+                notes.append(f"{error}; computed again at each run: give version= to keep results")
+        codes[part.name][candidate.label] = code | ({"version": version} if version else {})
+    return codes, notes
+
+
 @dataclass
 class Run:
     """A trial opened on a folder: what is planned and what is known.
@@ -92,27 +116,9 @@ class Run:
             raise InputError(f"trial {self.declaration.name!r}: two parts have one name")
         self.inputs = input_digests(self.params)
         self.key_params = key_of(self.params)
-        self.notes: list[str] = []
-        self.package = package_of(self.payload)
-        self.codes = {part.name: self._codes(part) for part in self.parts}
+        self.codes, self.notes = codes_of_parts(self.parts, package_of(self.payload), self.version)
         self.store = Store(self.folder, self.declaration.name)
-
-    def _codes(self, part: Part) -> dict[str, dict[str, str]]:
-        """Return the code components of each candidate of a part."""
-        used = {name for p in self.parts for c in p.candidates for name in modules_of(c, self.package)}
-        codes = {}
-        for candidate in part.candidates:
-            uses = modules_of(candidate, self.package)
-            callables = [use for use in candidate.uses if callable(use)]
-            try:
-                codes[candidate.label] = code_of(part.measure, *callables, uses=uses, boundary=used)
-            except NoSourceError as error:
-                if self.version is None:
-                    self.notes.append(f"{error}; computed again at each run: give version= to keep results")
-                codes[candidate.label] = {"version": self.version or uuid.uuid4().hex}
-            if self.version is not None:
-                codes[candidate.label]["version"] = self.version
-        return codes
+        self.pools: dict[tuple[int, int], Pool] = {}
 
     # planning -------------------------------------------------------------------------------------------------------
 
@@ -190,8 +196,7 @@ class Run:
         groups = deque(self._groups(rows))
         if not groups:
             return
-        opening = Opening(self.payload, cloudpickle.dumps(self.params), self.inputs, self.folder.absolute(), sys.path)
-        pool = Pool(self.engine, min(jobs, len(groups)), threads, opening, self.time_limit)
+        pool = self._pool(jobs, threads)
         idle = deque(range(len(pool.inboxes)))
         held: list[list[Row]] = []  # groups that another process was computing when we came to them
         beat = time.monotonic()
@@ -214,9 +219,16 @@ class Run:
                     beat = time.monotonic()
                     self.store.beat()
         finally:
-            pool.close()
             with contextlib.suppress(InputError):
                 self.store.release()
+
+    def _pool(self, jobs: int, threads: int) -> Pool:
+        """Return the workers of this shape: they live as long as the run, so that what they loaded stays loaded."""
+        if (jobs, threads) not in self.pools:
+            params = cloudpickle.dumps(self.params)
+            opening = Opening(self.payload, params, self.inputs, self.folder.absolute(), sys.path)
+            self.pools[jobs, threads] = Pool(self.engine, jobs, threads, opening, self.time_limit)
+        return self.pools[jobs, threads]
 
     def _take(self, pool: Pool, idle: deque[int]) -> int:
         """Write what workers report, waiting a second at most; return how many groups ended."""
@@ -268,7 +280,9 @@ class Run:
         yield from groups.values()
 
     def close(self) -> None:
-        """Close the store."""
+        """End the workers and close the store."""
+        for pool in self.pools.values():
+            pool.close()
         self.store.close()
 
 

@@ -5,7 +5,8 @@ Settled rules, in one place:
 * An interval generalises over replicates only; ``within`` factors are averaged first, then settings.
 * ``inf`` counts as the worst finite value that the metric took in the part.
 * A cell lost by either side drops its pair. A claim with lost pairs holds only if it also holds with each of them set
-  to the worst difference seen.
+  to the worst value seen, and a bootstrapped one not at all.
+* None is not applicable: a setting where a metric is always None is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fairtrial import stats
-from fairtrial.errors import InputError
+from fairtrial.errors import FairtrialError, InputError
 from fairtrial.stats.moments import Moments, VarianceMode, moments_of, moments_of_cells
 from fairtrial.trial.declare import Contrast, Difference, Items, Level, Part, Quantity, Statistic
 from fairtrial.trial.table import CannotJudgeError, Table, mean_over
@@ -28,12 +29,12 @@ from fairtrial.trial.table import CannotJudgeError, Table, mean_over
 class Evidence:
     """What the cells say about one claim's quantity, before it is judged.
 
-    ``pessimist`` is the same with every lost pair set to the worst difference seen.
+    ``filled`` is the same with every lost pair set to the lowest value seen, and with each set to the highest.
     """
 
     estimate: float = math.nan
     uncertainty: stats.Interval | None = None
-    pessimist: stats.Interval | None = None
+    filled: tuple[stats.Interval, stats.Interval] | None = None
     cells: int = 0
     lost: int = 0
     units: int = 0
@@ -42,22 +43,36 @@ class Evidence:
     reason: str | None = None
 
     def p_values(self, above: float | None, below: float | None) -> tuple[float, float]:
-        """Return the one-sided p-values for holding and for failing."""
+        """Return the one-sided p-values for holding (also with the lost pairs against it) and for failing."""
         if self.uncertainty is None or not self.uncertainty.decidable:
             return 1.0, 1.0
-        bound, up, down = (above, "greater", "less") if above is not None else (below, "less", "greater")
-        holds = max(u.p_value(bound, up) for u in (self.uncertainty, self.pessimist) if u)  # type: ignore[arg-type]
-        return holds, self.uncertainty.p_value(bound, down)  # type: ignore[arg-type]
+        if above is not None:
+            worse = self.filled[0].p_value(above, "greater") if self.filled else 0.0
+            return max(worse, self.uncertainty.p_value(above, "greater")), self.uncertainty.p_value(above, "less")
+        assert below is not None
+        worse = self.filled[1].p_value(below, "less") if self.filled else 0.0
+        return max(worse, self.uncertainty.p_value(below, "less")), self.uncertainty.p_value(below, "greater")
+
+    def interval(self, level: float, above: float | None = None, below: float | None = None) -> tuple[float, float]:
+        """Return low and high at ``level``, reaching as far against the claim as the lost pairs may."""
+        if self.uncertainty is None:
+            return math.nan, math.nan
+        low, high = self.uncertainty.at(level)
+        if self.filled and above is not None:
+            low = min(low, self.filled[0].at(level)[0])
+        if self.filled and below is not None:
+            high = max(high, self.filled[1].at(level)[1])
+        return low, high
 
 
 def gather(table: Table, quantity: Quantity, over: str, anytime: bool) -> Evidence:
     """Return the evidence of a part's cells on a quantity."""
     try:
         if isinstance(quantity, Statistic):
-            return _bootstrapped(table, quantity, over)
+            return _bootstrapped(table, quantity, over)  # one look only: `runner` refuses further ones
         terms, log = _terms(table.part, quantity)
         if over == "item" or (table.part.variance in ("crossed", "design") and _has_items(table, terms)):
-            return _over_items(table, terms, log, over, anytime)
+            return _over_items(table, terms, log, over, anytime and over != "item")
         return _over_replicates(table, terms, log, anytime)
     except InputError as error:  # of the statistics: too few cells, no variance to be had
         return Evidence(reason=str(error))
@@ -93,16 +108,24 @@ def _over_replicates(table: Table, terms: Terms, log: bool, anytime: bool) -> Ev
         values = [np.where(whole, v, np.nan) for v in values]
     pair_lost = int(np.any(losses, axis=0).sum() if paired else sum(loss.sum() for loss in losses))
     lost = np.any([loss.any(axis=(1, 2)) for loss in losses], axis=0)
-    by_term = [  # a replicate counts if each of its settings was measured
-        weight * mean_over(value, axis=-1).mean(axis=1) for (weight, *_), value in zip(terms, values, strict=True)
+    applies = [table.applies(c, m, where) for _, c, m, where in terms]
+    if paired:
+        applies = [np.all(applies, axis=0)] * len(terms)
+    by_term = [  # a replicate counts if each of its settings was measured, where the metric applies
+        weight * mean_over(value[:, there], axis=-1).mean(axis=1)
+        for (weight, *_), value, there in zip(terms, values, applies, strict=True)
+        if there.any()
     ]
+    if len(by_term) < len(terms):
+        raise CannotJudgeError("it does not apply to these cells")
     total = np.sum(by_term, axis=0)
     if per := {part.metric(m).per for _, _, m, _ in terms} - {None}:
         total, lost = _counted_once(table, total, lost, per)
     known = np.isfinite(total)
     units = total[known]
     if not len(units):
-        raise CannotJudgeError("no cell of it is finished" if not lost.any() else "every cell of it was lost")
+        reason = f"all its pairs are incomplete: {pair_lost} lost" if pair_lost else "no cell of it is finished"
+        return Evidence(reason=reason, lost=pair_lost)
     sizes = _fold_sizes(table, terms) if part.variance == "nadeau_bengio" else {}
     variance: VarianceMode = "nadeau_bengio" if sizes else "independent"
     reasons = _caveats(table, terms)
@@ -116,21 +139,25 @@ def _over_replicates(table: Table, terms: Terms, log: bool, anytime: bool) -> Ev
     if len(terms) == 2 and paired and len(units) > 1:
         a, b = (side[np.isfinite(side)] for side in by_term)
         paired_gain = _ratio(a.var(ddof=1) + b.var(ddof=1), units.var(ddof=1))
-    interval = pessimist = moments = None
+    interval = filled = moments = None
     if len(units) > 1:
         exact = all(part.metric(m).exact for _, _, m, _ in terms)
         scale = float(np.nanmax(np.abs(by_term)))
-        interval = stats.mean_interval(units, variance=variance, anytime=anytime, exact=exact, scale=scale, **sizes)
+
+        def mean_interval(values: np.ndarray) -> stats.Interval:
+            return stats.mean_interval(values, variance=variance, anytime=anytime, exact=exact, scale=scale, **sizes)
+
+        interval = mean_interval(units)
         moments = moments_of_cells(units, variance, **sizes)
         reasons += interval.notes
         if pair_lost:
-            worst = min(units.min(), 2 * estimate - units.max())
-            filled = np.where(lost, worst, total)
-            pessimist = stats.mean_interval(filled[np.isfinite(filled)], anytime=anytime)
+            reach = np.abs(units - estimate).max()
+            low, high = (np.where(lost, estimate + side * reach, total) for side in (-1, 1))
+            filled = mean_interval(low[np.isfinite(low)]), mean_interval(high[np.isfinite(high)])
     else:
         reasons.append("one replicate: an interval needs two")
     return Evidence(
-        estimate, interval, pessimist, cells, pair_lost, len(units), moments, paired_gain, "; ".join(reasons) or None
+        estimate, interval, filled, cells, pair_lost, len(units), moments, paired_gain, "; ".join(reasons) or None
     )
 
 
@@ -140,27 +167,26 @@ def _over_items(table: Table, terms: Terms, log: bool, over: str, anytime: bool)
     trains: dict[int, Any] = {}
     sides = [_item_scores(table, c, m, where, log) for _, c, m, where in terms]
     shared = set.intersection(*(set(side) for side in sides))
+    grids = [table.cells(c, where) for _, c, _, where in terms]
+    lost = int(sum(row is not None and row.status == "failed" for grid in grids for row in grid.flat))
     if not shared:
-        raise CannotJudgeError("no item was scored for all its candidates")
+        return Evidence(reason="no item was scored for all its candidates", lost=lost)
     for replicate, item in sorted(shared, key=repr):
         scores[replicate, item] = [
             weight * side[replicate, item] for (weight, *_), side in zip(terms, sides, strict=True)
         ]
-    lost = int(np.any([table.lost(c, where) for _, c, _, where in terms], axis=0).sum()) if _same_cells(terms) else 0
     reasons = _caveats(table, terms)
     if lost:
-        reasons.append(f"{lost} pair{'s' * (lost > 1)} lost")
+        reasons.append(f"{lost} cell{'s' * (lost > 1)} lost")
     if over == "item":
         items: dict[Any, list[float]] = {}
         for (_, item), parts in scores.items():
             items.setdefault(item, []).append(sum(parts))
         units = np.array([np.mean(v) for v in items.values()])
-        interval = stats.mean_interval(units, anytime=False)
+        interval = stats.mean_interval(units)
         moments, count = None, len(units)
-        if anytime:
-            reasons.append("looked at before the end: its interval is not anytime-valid over items")
     else:
-        for row in (row for _, c, _, where in terms for row in table.cells(c, where).flat):
+        for row in (row for grid in grids for row in grid.flat):
             value = row.metrics.get(terms[0][2]) if row is not None and row.status == "done" else None
             if isinstance(value, Items) and value.train_ids is not None and table.part.replicate:
                 trains[table.replicates.index(row.factors[table.part.replicate.name])] = value.train_ids
@@ -175,10 +201,14 @@ def _over_items(table: Table, terms: Terms, log: bool, over: str, anytime: bool)
         moments, count = moments_of(table_of, table.part.variance), len(present)
     reasons += interval.notes
     estimate = float(units.mean())
-    pessimist = None
-    if lost and len(units) >= 2:
-        share = lost / table.cells(terms[0][1], terms[0][3]).size
-        pessimist = stats.mean_interval((1 - share) * units + share * units.min(), anytime=anytime and over != "item")
+    filled = None
+    if lost:  # each unit with its share of lost cells set to the lowest, to the highest unit
+        share = lost / sum(grid.size for grid in grids)
+        low, high = (
+            stats.mean_interval((1 - share) * units + share * end, anytime=anytime)
+            for end in (units.min(), units.max())
+        )
+        filled = low, high
     paired_gain = None
     if len(terms) == 2:
         by_item: dict[Any, list[list[float]]] = {}
@@ -187,8 +217,8 @@ def _over_items(table: Table, terms: Terms, log: bool, over: str, anytime: bool)
         pairs = np.array([np.mean(v, axis=0) for v in by_item.values()])
         if len(pairs) > 1:
             paired_gain = _ratio(pairs.var(axis=0, ddof=1).sum(), pairs.sum(axis=1).var(ddof=1))
-    cells = table.cells(terms[0][1], terms[0][3]).size - lost
-    return Evidence(estimate, interval, pessimist, cells, lost, count, moments, paired_gain, "; ".join(reasons) or None)
+    cells = sum(row is not None and row.status == "done" for grid in grids for row in grid.flat) // len(grids)
+    return Evidence(estimate, interval, filled, cells, lost, count, moments, paired_gain, "; ".join(reasons) or None)
 
 
 def _item_scores(
@@ -231,37 +261,18 @@ def _bootstrapped(table: Table, quantity: Statistic, over: str) -> Evidence:
     """Resample replicates, or items, and compute the statistic anew on each resample."""
     lost = sum(row.status == "failed" for row in table.rows)
     cells = sum(row.status == "done" for row in table.rows)
-    if over == "item":
-        ids = sorted(
-            {
-                item
-                for row in table.rows
-                for value in row.metrics.values()
-                if isinstance(value, Items)
-                for item in np.asarray(value.ids).tolist()
-            },
-            key=repr,
-        )
-        units = np.array(ids)
-        draw = lambda chosen: quantity.fn(table.frame(items=units[chosen]))  # noqa: E731
-    else:
-        whole = [
-            i
-            for i in range(len(table.replicates))
-            if all(row is not None and row.status == "done" for grid in table.grid.values() for row in grid[i].flat)
-        ]
-        units = np.array(whole)
-        draw = lambda chosen: quantity.fn(table.frame(replicates=units[chosen]))  # noqa: E731
     if not cells:
-        raise CannotJudgeError("no cell of it is finished")
-    if not len(units):
-        raise CannotJudgeError(f"no {over} is whole: {lost} cells lost")
-    resampled = stats.bootstrap(np.arange(len(units)), draw)
-    # With a replicate lost, item scores are no longer means over the replicates asked for.
-    interval = None if lost and over == "item" else resampled
-    reasons = [*resampled.notes, *([f"{lost} cells lost"] if lost else [])]
-    estimate = float(quantity.fn(table.frame()))
-    return Evidence(estimate, interval, None, cells, lost, len(units), None, None, "; ".join(reasons) or None)
+        return Evidence(reason=f"{lost} cells lost" if lost else "no cell of it is finished", lost=lost)
+    units = np.arange(len(table.items)) if over == "item" else np.array(table.whole_replicates())
+    try:
+        estimate = float(quantity.fn(table.frame()))
+        if lost or not len(units):  # what was lost might have changed the statistic in any way
+            return Evidence(estimate, None, None, cells, lost, len(units), reason=f"{lost} cells lost")
+        resampled = stats.bootstrap(units, lambda chosen: quantity.fn(table.frame(**{f"{over}s": chosen})))
+    except (FairtrialError, LookupError, ValueError, ArithmeticError, TypeError) as error:
+        return Evidence(reason=f"the statistic cannot be computed: {type(error).__name__}: {error}", lost=lost)
+    notes = "; ".join(resampled.notes) or None
+    return Evidence(estimate, resampled, None, cells, lost, len(units), reason=notes)
 
 
 def _same_cells(terms: Terms) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from fairtrial.data.samples import list_samples
 from fairtrial.errors import FairtrialError, InputError, UnknownNameError
 from fairtrial.trial.code import digest_path
 from fairtrial.trial.declare import Input, Trial
@@ -91,12 +92,17 @@ def key_of(params: BaseModel) -> dict[str, Any]:
 
 
 def input_digests(params: BaseModel) -> dict[str, str]:
-    """Return the digests of the files and folders that the parameters name."""
+    """Return the digests of the files, folders and samples that the parameters name."""
+    samples = list_samples()
     found = {}
     for name, field in type(params).model_fields.items():
-        path = _path_of(getattr(params, name)) if _is_input(field) else None
-        if path is not None:
+        value = getattr(params, name)
+        if not _is_input(field):
+            continue
+        if path := _path_of(value):
             found[name] = digest_path(path)
+        elif value in samples:
+            found[name] = samples[value].sha256
     return found
 
 

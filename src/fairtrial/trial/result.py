@@ -36,11 +36,12 @@ import fairtrial
 from fairtrial.errors import InputError
 from fairtrial.trial.code import digest
 from fairtrial.trial.declare import Curve, Items, Part
-from fairtrial.trial.engine import Run
+from fairtrial.trial.engine import Codes, Run, codes_of_parts
 from fairtrial.trial.machine import machine
-from fairtrial.trial.store import Row
+from fairtrial.trial.store import Row, explain
 from fairtrial.trial.table import Table, scalar
 from fairtrial.trial.verdict import ClaimResult, judge
+from fairtrial.trial.worker import load_trial, package_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,15 +82,23 @@ class Result:
         """Write the self-contained HTML page and return its path."""
         from fairtrial.report import write_report
 
-        return write_report([self.folder], Path(path))
+        try:
+            return write_report([self.folder], Path(path))
+        except OSError as error:
+            raise InputError(explain(error, Path(path).parent)) from error
 
     def save(self) -> None:
         """Write ``result.json``, ``cells.parquet`` and (where there are item scores or curves) ``items.parquet``."""
-        self.to_frame().pipe(_write_parquet, self.folder / "cells.parquet")
         items = self.items()
-        if len(items):
-            _write_parquet(items, self.folder / "items.parquet")
-        _replace(self.folder / "result.json", json.dumps(self.document, indent=1).encode())
+        try:
+            _write_parquet(self.to_frame(), self.folder / "cells.parquet")
+            if len(items):
+                _write_parquet(items, self.folder / "items.parquet")
+            else:
+                (self.folder / "items.parquet").unlink(missing_ok=True)
+            _replace(self.folder / "result.json", json.dumps(self.document, indent=1).encode())
+        except OSError as error:
+            raise InputError(explain(error, self.folder)) from error
 
 
 def collect(
@@ -109,7 +118,9 @@ def collect(
     tables = {part.name: Table(part, by_part[part.name]) for part in run.parts}
     peeked = run.store.marked("peeked")
     expenses = _costs(run.parts, rows, costs)
-    verdicts = judge(tables, level=level, peeked=peeked, seconds={e["candidate"]: e["seconds"] for e in expenses})
+    one_machine = len({row.machine for row in rows if row.status == "done"}) == 1
+    seconds = {e["candidate"]: e["seconds"] for e in expenses} if one_machine else {}
+    verdicts = judge(tables, level=level, peeked=peeked, seconds=seconds)
     document = {
         "schema": SCHEMA,
         "fairtrial": fairtrial.__version__,
@@ -128,10 +139,7 @@ def collect(
         "machine": machine(),
         "versions": _versions(run),
         "notes": run.notes,
-        "code": {
-            part: {label: digest(json.dumps(code)) for label, code in codes.items()}
-            for part, codes in run.codes.items()
-        },
+        "code": _digests(run.codes),
         "parts": [_describe(part, by_part[part.name]) for part in run.parts],
         "claims": [verdict.to_dict() for verdict in verdicts],
         "summary": [entry for table in tables.values() for entry in table.summary()],
@@ -144,6 +152,21 @@ def collect(
         "paper": list(card.paper) if card else [],
     }
     return Result(verdicts, plain(document), run.parts, rows, run.folder)
+
+
+def is_current(document: Mapping[str, Any]) -> bool:
+    """Whether a committed ``result.json`` of the catalogue was measured with the code and versions of today."""
+    from fairtrial.cards import find
+
+    card = find(document["trial"])
+    declaration = load_trial(card.trial)
+    params = declaration.params.model_validate(document["parameters"])
+    codes, _ = codes_of_parts(declaration.parts(params), package_of(card.trial))
+    return plain(_digests(codes)) == document["code"]
+
+
+def _digests(codes: Codes) -> dict[str, dict[str, str]]:
+    return {part: {c: digest(json.dumps(code)) for c, code in of_part.items()} for part, of_part in codes.items()}
 
 
 def plain(value: Any) -> Any:

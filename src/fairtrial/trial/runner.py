@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from pydantic import BaseModel
 
 from fairtrial import cards
 from fairtrial.errors import FairtrialError, InputError, MissingExtraError
-from fairtrial.trial.declare import Claim, Trial, leaves
+from fairtrial.trial.declare import Claim, Statistic, Trial, leaves
 from fairtrial.trial.engine import InterruptedRunError, Run, Until
 from fairtrial.trial.machine import cores
 from fairtrial.trial.params import make_params
@@ -162,9 +164,13 @@ def _carry_out(
 
 
 def _check_may_peek(opened: Run) -> None:
-    """Refuse to look at claims over items before the end: their intervals are valid for one look only."""
+    """Refuse to look at bootstraps and at claims over items before the end: their intervals are valid for one look."""
     for part in opened.parts:
         for claim in (leaf for whole in part.claims for leaf in leaves(whole)):
+            if isinstance(claim, Claim) and isinstance(claim.quantity, Statistic):
+                raise InputError(
+                    f"--until-decided: claim {claim.id!r} is bootstrapped, which is valid for one look only"
+                )
             if isinstance(claim, Claim) and claim.over == "item":
                 draws = part.replicate.name if part.replicate else "replicate"
                 raise InputError(
@@ -176,12 +182,19 @@ def _check_may_peek(opened: Run) -> None:
 def _declaration(trial: str | Trial, card: Any) -> Trial:
     if isinstance(trial, Trial):
         return trial
-    try:
+    with extra_named(card) if card else contextlib.nullcontext():
         return load_trial(trial)
+
+
+@contextlib.contextmanager
+def extra_named(card: cards.Card) -> Iterator[None]:
+    """Say which extra of a system is missing where importing it fails for the lack of one."""
+    try:
+        yield
     except FairtrialError:
         raise
     except ImportError as error:
-        if card is None or not card.extras or (error.name or "").startswith("fairtrial"):
+        if not card.extras or (error.name or "").startswith("fairtrial"):
             raise
         raise MissingExtraError(card.extras[0], error.name) from None
 

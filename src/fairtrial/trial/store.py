@@ -287,7 +287,7 @@ def explain(error: Exception, folder: Path) -> str:
     """Return in one line what an error of the disk or of SQLite means for the user."""
     text = str(error).lower()
     again = "finished cells are kept: run the same command again"
-    if "full" in text or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+    if "full" in text or "no space left" in text or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk that holds {folder} is full: free some space; {again}"
     if "readonly" in text or "read-only" in text or "unable to open" in text:
         return f"no permission to write in {folder}: choose another output folder with --out"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from fairtrial import stats
 from fairtrial.errors import FairtrialError
 from fairtrial.trial.declare import Curve, Items, Part
 from fairtrial.trial.store import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class CannotJudgeError(FairtrialError):
@@ -30,8 +34,10 @@ class Table:
         name = part.replicate.name if part.replicate else None
         self.settings = [f for f in part.factors if f.kind == "setting"]
         self.withins = [f for f in part.factors if f.kind == "within"]
-        self.replicates = list(dict.fromkeys(row.factors[name] if name else None for row in self.rows))
-        at = {value: i for i, value in enumerate(self.replicates)}
+        # by their repr: a factor's values may be lists
+        replicates = {repr(row.factors[name]) if name else "": row.factors[name] if name else None for row in self.rows}
+        self.replicates = list(replicates.values())
+        at = {value: i for i, value in enumerate(replicates)}
         self.combos = _combinations(self.settings)
         self.inner = _combinations(self.withins)
         where = {_frozen(c): i for i, c in enumerate(self.combos)}
@@ -40,7 +46,7 @@ class Table:
         self.grid: dict[str, np.ndarray] = {c.label: np.full(shape, None, dtype=object) for c in part.candidates}
         for row in self.rows:
             index = (
-                at[row.factors[name] if name else None],
+                at[repr(row.factors[name]) if name else ""],
                 where[_frozen({f.name: row.factors[f.name] for f in self.settings})],
                 inside[_frozen({f.name: row.factors[f.name] for f in self.withins})],
             )
@@ -50,7 +56,7 @@ class Table:
     def prefix(self, count: int) -> Table:
         """Return the table of the first ``count`` replicates."""
         name = self.part.replicate.name if self.part.replicate else None
-        kept = set(self.replicates[:count])
+        kept = self.replicates[:count]
         return Table(self.part, [row for row in self.rows if (row.factors[name] if name else None) in kept])
 
     def complete_prefix(self) -> int:
@@ -115,27 +121,82 @@ class Table:
             raise CannotJudgeError(f"{metric} of {candidate} is not positive everywhere: it has no logarithm")
         return np.log(values)
 
-    def frame(self, replicates: Sequence[int] | None = None, items: np.ndarray | None = None) -> Any:
-        """Return the finished cells as a frame: candidate, role, factors, metrics (Items by their mean).
+    def applies(self, candidate: str, metric: str, where: Mapping[str, Any]) -> np.ndarray:
+        """Return at which settings a metric applies: those where it is not None in all cells."""
+        rows = self.cells(candidate, where)
+        absent = _vectorized(lambda r: r is not None and r.status == "done" and r.metrics[metric] is None, rows, bool)
+        return np.logical_not(np.all(absent, axis=(0, 2)))
 
-        ``replicates`` (indices, repeated as drawn) and ``items`` (ids, likewise) resample it for a bootstrap.
+    def whole_replicates(self) -> list[int]:
+        """Return the indices of the replicates that are done for all candidates."""
+        grids = self.grid.values()
+        indices = range(len(self.replicates))
+        return [i for i in indices if all(row and row.status == "done" for grid in grids for row in grid[i].flat)]
+
+    def frame(self, replicates: np.ndarray | None = None, items: np.ndarray | None = None) -> pd.DataFrame:
+        """Return the finished cells as a frame: candidate, role, draw, factors, metrics (Items by their mean).
+
+        ``replicates`` (indices, repeated as drawn) or ``items`` (indices into :attr:`items`, likewise) resample it for
+        a bootstrap; ``draw`` tells apart the copies of a replicate.
         """
+        if replicates is not None:
+            places = [self._places[index] for index in replicates]
+            frame = self._cells.iloc[np.concatenate(places)].reset_index(drop=True)
+            if "draw" not in {factor.name for factor in self.part.factors}:
+                frame["draw"] = np.repeat(np.arange(len(places)), [len(rows) for rows in places])
+            return frame
+        frame = self._cells.copy()
+        if items is not None:
+            for name, scores in self._scores.items():
+                chosen = scores[:, items]  # (cells, drawn items), NaN where a cell lacks the item
+                there = ~np.isnan(chosen)
+                count = there.sum(axis=1)
+                mean = np.where(count, np.where(there, chosen, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
+                frame[name] = np.where(np.isnan(scores).all(axis=1), frame[name], mean)
+        return frame
+
+    @functools.cached_property
+    def _done(self) -> list[tuple[int, Row]]:
+        """The finished cells with the index of their replicate, in declared order."""
+        rows = [(i, row) for i in range(len(self.replicates)) for grid in self.grid.values() for row in grid[i].flat]
+        return [(i, row) for i, row in rows if row and row.status == "done"]
+
+    @functools.cached_property
+    def _cells(self) -> pd.DataFrame:
         import pandas as pd
 
         roles = {c.label: c.role for c in self.part.candidates}
-        chosen = range(len(self.replicates)) if replicates is None else replicates
-        records = []
-        for draw, index in enumerate(chosen):
-            for label, grid in self.grid.items():
-                for row in grid[index].flat:
-                    if row is None or row.status != "done":
-                        continue
-                    values = {
-                        name: scalar(value if items is None else _resampled(value, items))
-                        for name, value in row.metrics.items()
-                    }
-                    records.append({"candidate": label, "role": roles[label], "draw": draw, **row.factors, **values})
-        return pd.DataFrame.from_records(records)
+        return pd.DataFrame.from_records(
+            [
+                {"candidate": row.candidate, "role": roles[row.candidate], "draw": index, **row.factors}
+                | {name: scalar(value) for name, value in row.metrics.items()}
+                for index, row in self._done
+            ]
+        )
+
+    @functools.cached_property
+    def _places(self) -> list[np.ndarray]:
+        """The rows of the frame that belong to each replicate."""
+        of = np.array([index for index, _ in self._done], dtype=int)
+        return [np.flatnonzero(of == index) for index in range(len(self.replicates))]
+
+    @functools.cached_property
+    def items(self) -> list[Any]:
+        """The ids of all items that were scored."""
+        scored = [v for _, row in self._done for v in row.metrics.values() if isinstance(v, Items)]
+        return sorted({item for value in scored for item in np.asarray(value.ids).tolist()}, key=repr)
+
+    @functools.cached_property
+    def _scores(self) -> dict[str, np.ndarray]:
+        """The item scores of each metric that has them: (finished cells, items), NaN where a cell lacks the item."""
+        at = {item: i for i, item in enumerate(self.items)}
+        scores: dict[str, np.ndarray] = {}
+        for place, (_, row) in enumerate(self._done):
+            for name, value in row.metrics.items():
+                if isinstance(value, Items):
+                    table = scores.setdefault(name, np.full((len(self._done), len(at)), np.nan))
+                    table[place, [at[item] for item in np.asarray(value.ids).tolist()]] = value.values
+        return scores
 
     def summary(self) -> list[dict[str, Any]]:
         """Return mean and uncorrected 95% interval of each candidate, metric and setting."""
@@ -213,11 +274,3 @@ def mean_over(values: np.ndarray, axis: int) -> np.ndarray:
     count = finite.sum(axis=axis)
     total = np.where(finite, values, 0.0).sum(axis=axis)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def _resampled(value: Any, items: np.ndarray) -> Any:
-    if not isinstance(value, Items):
-        return value
-    at = {key: i for i, key in enumerate(np.asarray(value.ids).tolist())}
-    chosen = [at[key] for key in items.tolist() if key in at]
-    return Items([value.ids[i] for i in chosen], np.asarray(value.values)[chosen]) if chosen else None

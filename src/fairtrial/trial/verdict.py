@@ -7,6 +7,7 @@ its folder is anytime-valid.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,7 @@ class _Node:
     claim: AnyClaim
     looks: list[Evidence] = field(default_factory=list)
     children: list[_Node] = field(default_factory=list)
-    outcome: bool | str | None = None  # of an exact claim
+    outcome: tuple[State, str | None] = ("UNDECIDED", None)  # of an exact claim, with a reason
 
     @property
     def judged(self) -> bool:
@@ -100,18 +101,19 @@ class _Node:
         return not isinstance(self.claim, Exact | Report)
 
     @property
-    def measured(self) -> bool:
-        """Whether these parameters measure it at all."""
+    def counts(self) -> bool:
+        """Whether these parameters ask for its cells: then it counts for Holm, even if all of them were lost."""
         if self.children:
-            return all(child.measured for child in self.children)
-        return bool(self.looks) and not math.isnan(self.looks[-1].estimate)
+            return any(child.counts for child in self.children)
+        return bool(self.looks[-1].lost) or not math.isnan(self.looks[-1].estimate)
 
     def p_values(self) -> tuple[float, float]:
         """Return the p-values for holding and failing: running minima over the looks, combined over children."""
         if self.children:
             holds, fails = zip(*(child.p_values() for child in self.children), strict=True)
             return max(holds), min(1.0, len(fails) * min(fails))
-        assert isinstance(self.claim, Claim)
+        if not isinstance(self.claim, Claim):  # for each of no values
+            return 1.0, 1.0
         pairs = [look.p_values(self.claim.above, self.claim.below) for look in self.looks]
         return min(p for p, _ in pairs), min(p for _, p in pairs)
 
@@ -129,7 +131,7 @@ def judge(
     complete prefix of at least 5 replicates) are all taken again, with anytime-valid evidence.
     """
     nodes = [node for table in tables.values() for node in _nodes(table, peeked)]
-    tested = [node for node in nodes if node.judged and node.measured]
+    tested = [node for node in nodes if node.judged and node.counts]
     pairs = [node.p_values() for node in tested]
     rejected, levels = stats.holm([min(1.0, 2 * min(pair)) for pair in pairs], level)
     states: dict[int, tuple[State, float, float]] = {}
@@ -169,6 +171,8 @@ def _node(table: Table, claim: AnyClaim, views: Sequence[Table], anytime: bool) 
     elif isinstance(claim, Exact):
         node.outcome = _exactly(table, claim)
     else:
+        if claim.over == "item" or isinstance(claim.quantity, Statistic):
+            views, anytime = views[-1:], False  # never looked at before the end: `runner` refuses to
         node.looks = [gather(view, claim.quantity, claim.over, anytime) for view in views] or [
             Evidence(reason="no replicate is complete yet")
         ]
@@ -184,17 +188,22 @@ def _at(claim: Claim, factor: str, value: Any) -> Claim:
         quantity = Contrast(tuple(((c, m, {**w, factor: value}), x) for (c, m, w), x in quantity.terms))
     else:
         inner = quantity.fn
-        quantity = Statistic(lambda frame: inner(frame[frame[factor] == value]))
+        quantity = Statistic(functools.wraps(inner)(lambda frame: inner(frame[frame[factor] == value])))
     return replace(claim, id=f"{claim.id}[{factor}={value}]", quantity=quantity)
 
 
-def _exactly(table: Table, claim: Exact) -> bool | str:
+def _exactly(table: Table, claim: Exact) -> tuple[State, str | None]:
     unfinished = sum(row.status != "done" for row in table.rows)
     if unfinished:
         lost = sum(row.status == "failed" for row in table.rows)
-        return f"{lost} cells lost" if lost else f"{unfinished} cells not measured"
-    outcome = claim.fn(table.frame())
-    return outcome if isinstance(outcome, str) else bool(outcome)
+        return "UNDECIDED", f"{lost} cells lost" if lost else f"{unfinished} cells not measured"
+    try:
+        outcome = claim.fn(table.frame())
+    except Exception as error:
+        return "UNDECIDED", f"it cannot be computed: {type(error).__name__}: {error}"
+    if isinstance(outcome, str):
+        return "FAILS", outcome
+    return "HOLDS" if outcome else "FAILS", None
 
 
 def _result(
@@ -203,15 +212,12 @@ def _result(
     claim = node.claim
     base = ClaimResult(claim.id, node.part, claim.text, "UNDECIDED", _describe(claim), level=level)
     if isinstance(claim, Exact):
-        state: State = "HOLDS" if node.outcome is True else "FAILS" if node.outcome is False else "UNDECIDED"
-        if isinstance(node.outcome, str) and "cells" not in node.outcome:
-            state = "FAILS"
-        return replace(base, state=state, reason=node.outcome if isinstance(node.outcome, str) else None)
+        state, reason = node.outcome
+        return replace(base, state=state, reason=reason)
     state, own_level, p = verdict or ("UNDECIDED", level, math.nan)
     if node.children:
-        child_level = own_level if state != "FAILS" else 1 - (1 - own_level) / len(node.children)
-        children = tuple(_child(child, child_level, seconds) for child in node.children)
-        reason = None if node.measured else next((c.reason for c in children if c.reason), None)
+        children = tuple(_child(child, own_level, len(node.children), seconds) for child in node.children)
+        reason = next((c.reason for c in children if c.reason), None) if state == "UNDECIDED" else None
         return replace(base, state=state, level=own_level, p_value=p, claims=children, reason=reason)
     if isinstance(claim, Report):
         return replace(_estimated(base, node, level, seconds), state="REPORTED")
@@ -220,14 +226,18 @@ def _result(
     return replace(_estimated(base, node, own_level, seconds), state=state, p_value=p)
 
 
-def _child(node: _Node, level: float, seconds: Mapping[str, float]) -> ClaimResult:
-    """Return a child of a composite claim, with the state its own interval shows."""
-    if not node.children and not isinstance(node.claim, ForEach):
-        holds, fails = node.p_values() if node.measured else (1.0, 1.0)
-        p = min(1.0, 2 * min(holds, fails))
-        state: State = "UNDECIDED" if p > 1 - level else "HOLDS" if holds < fails else "FAILS"
-        return _result(node, (state, level, p), level, seconds)
-    return _result(node, ("UNDECIDED", level, math.nan), level, seconds)
+def _child(node: _Node, level: float, siblings: int, seconds: Mapping[str, float]) -> ClaimResult:
+    """Return a child of a composite claim, with the state its own interval shows.
+
+    To hold, all children must, each at the parent's ``level``; to fail one is enough, so each must fail at a level
+    corrected for its ``siblings``.
+    """
+    holds, fails = node.p_values()
+    if fails < holds:
+        level = 1 - (1 - level) / siblings
+    p = min(1.0, 2 * min(holds, fails))
+    state: State = "UNDECIDED" if p > 1 - level else "HOLDS" if holds < fails else "FAILS"
+    return _result(node, (state, level, p), level, seconds)
 
 
 def _estimated(base: ClaimResult, node: _Node, level: float, seconds: Mapping[str, float]) -> ClaimResult:
@@ -236,11 +246,8 @@ def _estimated(base: ClaimResult, node: _Node, level: float, seconds: Mapping[st
     last = node.looks[-1]
     bounds = {"above": claim.above, "below": claim.below} if isinstance(claim, Claim) else {}
     bound = {side: value for side, value in bounds.items() if value is not None}
-    low, high = _within(node.looks, level)
-    low95, high95 = _within(node.looks, 0.95)
-    if last.pessimist is not None and isinstance(claim, Claim):  # what the verdict had to survive
-        own = last.pessimist.at(level)
-        low, high = min(low, own[0]), max(high, own[1])
+    low, high = _within(node.looks, level, bound)
+    low95, high95 = _within(node.looks, 0.95, bound)
     ratio = None
     if isinstance(claim.quantity, Difference):
         a, b = (seconds.get(label) for label in (claim.quantity.a, claim.quantity.b))
@@ -253,13 +260,18 @@ def _estimated(base: ClaimResult, node: _Node, level: float, seconds: Mapping[st
     )  # fmt: skip
 
 
-def _within(looks: Sequence[Evidence], level: float) -> tuple[float, float]:
+def _within(looks: Sequence[Evidence], level: float, bound: Mapping[str, float]) -> tuple[float, float]:
     """Return the intersection of the intervals of all looks: one for a finished run, a sequence once peeked."""
-    intervals = [look.uncertainty.at(level) for look in looks if look.uncertainty is not None]
-    if not intervals:
+    seen = [look for look in looks if look.uncertainty is not None]
+    if not seen:
         return math.nan, math.nan
-    low, high = max(i[0] for i in intervals), min(i[1] for i in intervals)
-    return (low, high) if low <= high else intervals[-1]
+    lows, highs = zip(*(look.interval(level, **bound) for look in seen), strict=True)
+    if max(lows) <= min(highs):
+        return max(lows), min(highs)
+    # Two looks contradict each other: the surest decides, as its p-value does.
+    above, below = bound.get("above"), bound.get("below")
+    surest = min(seen, key=lambda look: min(look.p_values(above, below)) if bound else -look.units)
+    return surest.interval(level, **bound)
 
 
 def _describe(claim: AnyClaim) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Slides, cells and medicine."""

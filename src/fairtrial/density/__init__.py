@@ -1,0 +1,1 @@
+"""Densities: simulation-based inference, flows and sources."""

@@ -1,0 +1,1 @@
+"""Trusting a number."""

@@ -1,0 +1,249 @@
+"""Numbers, quantities and verdicts as a reader wants them said.
+
+>>> number(0.000123456), number(-1234.5), number(float("inf"))
+('0.000123', '−1,234', '∞')
+>>> estimate(0.11037, 0.0512, 0.1695)
+('0.110', '0.051', '0.170')
+>>> relative(0.11037, higher_is_better=False).replace(PERCENT, "%")
+'−10.4%'
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fairtrial.report.read import Claim, Metric, Part
+
+MISSING = "–"
+PERCENT = "\u202f%"  # a narrow space that does not break
+# What XML or UTF-8 cannot carry, and what turns the text around it.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+COUNTED = ("HOLDS", "FAILS", "UNDECIDED")
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number to ``digits`` significant digits, with a real minus sign and no needless exponent."""
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(value)
+    if size and not 1e-4 <= size < 1e7:
+        text = re.sub(r"e([+-])0*", r"e\1", f"{value:.{digits - 1}e}").replace("e+", "e")
+    else:
+        places = 0 if size >= 10 ** (digits - 1) else digits - 1 - math.floor(math.log10(size)) if size else 0
+        text = f"{value:,.{places}f}"
+        if "." in text:
+            text = text.rstrip("0").rstrip(".")
+    return text.replace("-", "−")
+
+
+def fixed(value: float, places: int) -> str:
+    """Return a number with ``places`` decimals; -0 is 0."""
+    if not math.isfinite(value) or places > 7 or abs(value) >= 1e7:
+        return number(value)
+    text = f"{value:,.{places}f}"
+    return text.lstrip("-") if not float(text.replace(",", "")) else text.replace("-", "−")
+
+
+def places(width: float) -> int:
+    """Return how many decimals show two significant digits of ``width``."""
+    return max(0, 1 - math.floor(math.log10(width))) if width > 0 and math.isfinite(width) else 0
+
+
+def estimate(value: float, low: float, high: float) -> tuple[str, str, str]:
+    """Return an estimate and its interval's ends with as many decimals as the interval deserves."""
+    half = (high - low) / 2
+    if not math.isfinite(half) or half <= 0:
+        return number(value), number(low), number(high)
+    return fixed(value, places(half)), fixed(low, places(half)), fixed(high, places(half))
+
+
+def ratio(value: float) -> str:
+    """Return a ratio as a signed percentage near 1, as a factor far from it."""
+    if not math.isfinite(value):
+        return number(value)
+    if not 0.5 <= value <= 2:
+        return f"×{number(value)}"
+    percent = f"{value * 100 - 100:+.1f}"
+    return "0" + PERCENT if percent in ("+0.0", "-0.0") else percent.replace("-", "−") + PERCENT
+
+
+def relative(log_difference: float, higher_is_better: bool) -> str:
+    """Return what a difference of logarithms (positive favours the first) says of the first's value: ``'−10.4 %'``."""
+    return ratio(math.exp(min(log_difference if higher_is_better else -log_difference, 700)))
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the two units that matter: ``'2 h 05 min'``."""
+    if seconds < 1:
+        return f"{number(seconds * 1000, 2)} ms"
+    if seconds < 60:
+        return f"{number(seconds)} s"
+    whole = round(seconds)
+    for size, large, small, parts in ((86400, "d", "h", 3600), (3600, "h", "min", 60), (60, "min", "s", 1)):
+        if whole >= size:
+            return f"{whole // size:,} {large} {whole % size // parts:02d} {small}"
+    raise AssertionError(seconds)
+
+
+def memory(size: float | None) -> str:
+    """Return bytes as MiB or GiB."""
+    if not size:
+        return MISSING
+    return f"{number(size / 2**30)} GiB" if size >= 2**30 else f"{number(size / 2**20)} MiB"
+
+
+def count(amount: int, noun: str) -> str:
+    """Return ``'1 cell'``, ``'1,200 cells'``."""
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+# --------------------------------------------------------------------------------------------------------------- lists
+
+
+def clip(text: str, most: int) -> str:
+    """Return ``text`` in one line of at most ``most`` characters, a longer one cut with an ellipsis."""
+    text = CONTROL.sub("", " ".join(text.split()))
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def join(words: Sequence[str]) -> str:
+    """Return ``'a, b and c'``."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def values(items: Sequence[Any], most: int = 12) -> str:
+    """Return a list of values, runs of whole numbers as ``'0 to 9'``."""
+    whole = all(isinstance(v, int) and not isinstance(v, bool) for v in items)
+    if whole and len(items) > 2 and list(items) == list(range(items[0], items[0] + len(items))):
+        return f"{items[0]} to {items[-1]}"
+    shown = [value(v) for v in items[:most]]
+    return ", ".join(shown) + (f" and {len(items) - most:,} more" if len(items) > most else "")
+
+
+def value(thing: Any) -> str:
+    """Return a factor's or parameter's value."""
+    if isinstance(thing, bool):
+        return "yes" if thing else "no"
+    if isinstance(thing, float):
+        return number(thing, 6)
+    return MISSING if thing is None else clip(str(thing), 160)
+
+
+def where(conditions: Mapping[str, Any]) -> str:
+    """Return a restriction of factors: ``'sparsity 0.5, task a or b'``."""
+    return ", ".join(
+        f"{name} {' or '.join(map(value, wanted)) if isinstance(wanted, list) else value(wanted)}"
+        for name, wanted in conditions.items()
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
+
+
+def headline(verdicts: Iterable[str]) -> str:
+    """Return the outcome in one sentence.
+
+    >>> headline(["HOLDS", "FAILS", "HOLDS", "UNDECIDED", "REPORTED"])
+    '2 of 4 claims hold; 1 fails and 1 is undecided.'
+    """
+    counts = Counter(verdicts)
+    total = sum(counts[state] for state in COUNTED)
+    if not total:
+        reported = counts["REPORTED"]
+        return f"Nothing is claimed; {reported} {'quantity is' if reported == 1 else 'quantities are'} reported."
+    holds, fails, undecided = (counts[state] for state in COUNTED)
+    if total == 1:
+        return f"The one claim {'holds' if holds else 'fails' if fails else 'is undecided'}."
+    for amount, verb in ((holds, "hold"), (fails, "fail"), (undecided, "are undecided")):
+        if amount == total:
+            return f"{'Both' if total == 2 else f'All {total}'} claims {verb}."
+    first = f"{holds or 'None'} of {total} claims hold{'s' if holds == 1 else ''}"
+    rest = [
+        *([f"{fails} fail{'s' if fails == 1 else ''}"] if fails else []),
+        *([f"{undecided} {'is' if undecided == 1 else 'are'} undecided"] if undecided else []),
+    ]
+    return f"{first}; {join(rest)}."
+
+
+def metric_name(metric: Metric) -> str:
+    """Return a metric's name with its unit."""
+    name = clip(metric.name, 60)
+    return f"{name} ({clip(metric.unit, 40)})" if metric.unit and metric.unit != metric.name else name
+
+
+def sentence(claim: Claim, parent: Claim | None) -> tuple[str, str]:
+    """Return a claim's id and text; of one made at each value of a setting only that: ``("", "sparsity 0.5")``."""
+    if parent is None or claim.text != parent.text:
+        return clip(claim.id, 60), claim.text
+    return "", clip(claim.id.removeprefix(parent.id).strip("[]").replace("=", " ", 1), 100)
+
+
+def quantity(claim: Claim) -> str:
+    """Return what a claim's number is, in a few words."""
+    q = claim.quantity
+    a, b, metric = clip(q.a, 60), clip(q.b, 60), clip(q.metric, 60)
+    if q.kind == "difference":
+        text = f"{a} against {b}: {metric}" + (", log" if q.scale == "log" else "")
+    elif q.kind == "level":
+        text = f"{a}: mean {metric}"
+    elif q.kind == "contrast":
+        text = " ".join(
+            f"{'−' if t.weight < 0 else '+'} {'' if abs(t.weight) == 1 else number(abs(t.weight)) + ' × '}"
+            f"{t.candidate} {t.metric}{f' ({where(t.where)})' if t.where else ''}"
+            for t in q.terms
+        ).removeprefix("+ ")
+    elif q.kind == "statistic":
+        text = "a statistic of all cells" if q.name in ("", "<lambda>") else q.name.replace("_", " ").strip()
+    else:
+        text = {"exact": "exact, without an interval", "all_of": "all of the following"}.get(q.kind, q.kind)
+        if q.kind == "for_each":
+            text = f"at each {q.factor}"
+    return f"{text} · {where(q.where)}" if q.where else text
+
+
+def bound(claim: Claim, part: Part) -> str:
+    """Return what a claim asks of its number, of a logarithm also as a ratio: ``'above −1.1 (×3)'``."""
+    said = [f"{side} {number(limit)}" for side, limit in claim.bound.items()]
+    if claim.quantity.scale == "log":
+        better = part.metric(claim.quantity.metric).higher_is_better
+        limits = claim.bound.values()
+        said = [f"{text} ({relative(v, better)})" if v else text for text, v in zip(said, limits, strict=True)]
+    return " and ".join(said)
+
+
+def outcome(claim: Claim, part: Part) -> str:
+    """Return what was found, in a sentence."""
+    q = claim.quantity
+    if math.isnan(claim.difference):
+        return ""
+    found, low, high = estimate(claim.difference, claim.low, claim.high)
+    metric = part.metric(q.metric)
+    a, b = clip(q.a, 60), clip(q.b, 60)
+    if q.kind == "difference" and q.scale == "log":
+        times = math.exp(claim.difference if metric.higher_is_better else -claim.difference)
+        ends = sorted((claim.low, claim.high), reverse=not metric.higher_is_better)
+        low, high = (relative(end, metric.higher_is_better) for end in ends)
+        if 0.5 <= times <= 2:
+            than = f"{number(abs(times - 1) * 100)}{PERCENT} {'higher' if times > 1 else 'lower'} than {b}’s"
+        else:
+            than = f"{number(times)} times {b}’s"
+        said = f"{a}’s {clip(q.metric, 60)} is {than}"
+    elif q.kind == "difference" and claim.difference:
+        side = "better" if claim.difference > 0 else "worse"
+        said = f"{a} is {side} than {b} by {found.lstrip('−')} in {metric_name(metric)}"
+    elif q.kind == "difference":
+        said = f"{a} and {b} are level in {metric_name(metric)}"
+    else:
+        said = f"Measured: {found}"
+    if math.isnan(claim.low):
+        return f"{said}; no interval."
+    return f"{said}; {number(claim.level * 100)}{PERCENT} interval {low} to {high}."

@@ -1,0 +1,1 @@
+"""3D and sensing."""

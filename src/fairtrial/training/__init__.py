@@ -1,0 +1,1 @@
+"""How networks train."""

@@ -139,10 +139,11 @@ class BlockLayout:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Paths of the attention's linears inside a block; the same path for several roles means one fused matrix.
+    """Paths of the attention's linears inside a block; the same path for q, k and v means one fused matrix.
 
-    A fused matrix holds its three parts one after the other along the outputs, in the order q, k, v. ``heads`` is
-    (query heads, key-value heads); ``None`` reads them from the block's config.
+    The three must read the same input, as those of self-attention do. A fused matrix holds its three parts one after
+    the other along the outputs, in the order q, k, v. ``heads`` is (query heads, key-value heads); ``None`` reads them
+    from the block's config.
     """
 
     q: str
@@ -156,8 +157,8 @@ class AttentionSpec:
 class MLPSpec:
     """Paths of one feed-forward chain inside a block; ``gate == up`` means one fused matrix, gate first.
 
-    A path may hold one ``*`` for the items of a ModuleList of experts, and may name a stacked (experts, ., .)
-    parameter: either gives one MLP an expert.
+    Gate and up must read the same input. A path may hold one ``*`` for the items of a ModuleList of experts, and may
+    name a stacked (experts, ., .) parameter: either gives one MLP an expert.
     """
 
     up: str

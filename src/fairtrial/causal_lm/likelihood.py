@@ -183,7 +183,9 @@ def choice_scores(
             pairs = [(g, i, c) for g, i in enumerate(group) for c in range(len(tails[i]))]
             # The last shared token goes with each choice: its output is what predicts the choice's first token.
             inputs = [torch.cat([prefixes[i][-1:], tails[i][c]]) for _, i, c in pairs]
-            for batch in length_batches([len(row) for row in inputs], budget):
+            # A token in the cache costs a fraction of one that is computed, but it is copied for every choice.
+            cached = len(prefixes[group[0]]) // 16
+            for batch in length_batches([len(row) + cached for row in inputs], budget):
                 logits = _forward(
                     model,
                     pad_right([inputs[j] for j in batch]),

@@ -59,9 +59,9 @@ def load(
     >>> model.save_pretrained("smollm2"), tokenizer.save_pretrained("smollm2")                      # doctest: +SKIP
     """
     path = Path(path).expanduser()
+    check_loadable(path)
     gguf = _gguf_file(path)
     if gguf is None:
-        _check_folder(path)
         model, tokenizer = _from_pretrained(path, dtype, use_safetensors=True)
     elif cache is None:
         model, tokenizer = _from_gguf(gguf, dtype)
@@ -69,6 +69,18 @@ def load(
         folder = _dequantised(gguf, dtype, Path(cache).expanduser())
         model, tokenizer = _from_pretrained(folder, dtype, use_safetensors=True)
     return model.to(device or "cpu").eval(), tokenizer
+
+
+def check_loadable(path: str | Path) -> None:
+    """Refuse, in milliseconds, a path that :func:`load` would refuse for what its files are.
+
+    Raises
+    ------
+    InputError
+        As :func:`load` does.
+    """
+    if _gguf_file(path := Path(path).expanduser()) is None:
+        _check_folder(path)
 
 
 def forget_quantization(model: Any) -> None:

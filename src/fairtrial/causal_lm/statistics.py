@@ -134,7 +134,11 @@ class _Place:
         """Return the inputs (n, in) of the batch's n real tokens and their positions in the flat batch, checked."""
         x = x.reshape(-1, x.shape[-1])  # (B*T, in)
         tokens = torch.arange(len(x), device=x.device)
-        if self.mask is not None:
+        if len(x) != self.shape.numel():  # the share of one expert, which of the tokens is not known
+            if self.mask is not None:
+                raise InputError(f"{self.block}.{name} is given some tokens only: use texts without padding")
+            tokens.zero_()  # an error names the batch's first text
+        elif self.mask is not None:
             real = self.mask.reshape(-1).to(x.device)
             x, tokens = x[real], tokens[real]
         self.check(name, x, tokens)

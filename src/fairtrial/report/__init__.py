@@ -33,6 +33,12 @@ def write_report(folders: Sequence[Path], out: Path, *, card_lookup: Callable[[s
     ------
     InputError
         If there is no folder, one has no readable results, or ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> write_report([Path("runs/nowhere")], Path("report.html"))
+    Traceback (most recent call last):
+    fairtrial.errors.InputError: runs/nowhere/result.json cannot be read: give a folder that ...
     """
     from fairtrial.report.page import write
 

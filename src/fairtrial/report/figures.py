@@ -39,6 +39,7 @@ FONT = FontProperties(family="DejaVu Sans", size=TEXT)  # wider than most reader
 ROW = 36  # px: a candidate's row among the cells
 WIDE = 12.0  # a positive axis is logarithmic where the largest value is this many times the smallest
 SQUASHED = 3.0  # a control is left off the scale where it would make the axis this many times as long
+MOST_ROWS = 24  # candidates among the cells
 MOST_LINES = 24  # cells joined by lines, and curves of one candidate
 MOST_DOTS = 80  # cells of one candidate drawn one by one
 MOST_POINTS = 60  # of one curve
@@ -132,23 +133,29 @@ class Panel:
 
 def panels(document: Document) -> list[Panel]:
     """Return what the claims are about, in their order; the first metric of a part that claims nothing."""
-    wanted: dict[tuple[str, str, str], Panel] = {}
-
-    def want(part: Part, metric: str, where: Mapping[str, Any]) -> None:
-        for entry in document.summary:
-            if (entry.part, entry.metric) == (part.name, metric) and _admits(where, entry.where):
-                key = (part.name, metric, json.dumps(entry.where, sort_keys=True, default=str))
-                wanted.setdefault(key, Panel(part, part.metric(metric), entry.where))
-
+    settings: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}  # of each part and metric, by their text
+    for entry in document.summary:
+        settings.setdefault((entry.part, entry.metric), {})[_text(entry.where)] = entry.where
+    wanted = {}  # (part, metric, restriction), each once, in order
     for claim in document.leaves():
         q = claim.quantity
-        part = document.part(claim.part)
         for metric, where in [(q.metric, q.where), *((term.metric, term.where) for term in q.terms)]:
-            want(part, metric, where)
+            wanted[claim.part, metric, _text(where)] = where
+    claimed = {part for part, metric, _ in wanted if (part, metric) in settings}
     for part in document.parts:
-        if part.metrics and all(panel.part.name != part.name for panel in wanted.values()):
-            want(part, part.metrics[0].name, {})
-    return list(wanted.values())
+        if part.metrics and part.name not in claimed:
+            wanted[part.name, part.metrics[0].name, ""] = {}
+    found: dict[tuple[str, str, str], Panel] = {}
+    for (name, metric, _), where in wanted.items():
+        part = document.part(name)
+        for text, setting in settings.get((name, metric), {}).items():
+            if _admits(where, setting):
+                found.setdefault((name, metric, text), Panel(part, part.metric(metric), setting))
+    return list(found.values())
+
+
+def _text(where: Mapping[str, Any]) -> str:
+    return json.dumps(where, sort_keys=True, default=str)
 
 
 def _admits(where: Mapping[str, Any], setting: Mapping[str, Any]) -> bool:
@@ -167,6 +174,7 @@ def cost_quality(document: Document, panel: Panel, slug: str) -> Figure | None:
     entries = [s for s in panel.summaries(document) if s.candidate in seconds and math.isfinite(s.mean)]
     if len(entries) < 2:
         return None
+    entries.sort(key=lambda s: list(MARKERS).index(s.role))  # where names are crowded, the method's goes first
     with rc_context(STYLE):
         canvas, axes = _axes(WIDTH, 250, left=4, bottom=40, top=10)
         _scale(axes, "x", [seconds[s.candidate] for s in entries], pad=0.12)
@@ -184,15 +192,21 @@ def cost_quality(document: Document, panel: Panel, slug: str) -> Figure | None:
                 axes.plot([at, at], [entry.low, entry.high], color=MUTED, linewidth=1)
             axes.plot([at], [entry.mean], linestyle="none", **MARKERS[entry.role])
             labels.append((at, entry.mean, _fit(entry.candidate, 140)))
-        _label_points(axes, labels)
+        crowded = _label_points(axes, labels)
         axes.set_xlabel("seconds, all cells and stages")
         svg = inline(canvas, slug, f"{panel.title} against seconds")
     note = f"Mean with 95{words.PERCENT} interval; {panel.direction}, further left is cheaper."
+    if crowded:
+        note += f" {words.count(crowded, 'crowded mark')} without a name."
     return Figure(panel.title, note, svg)
 
 
-def _label_points(axes: Axes, points: list[tuple[float, float, str]]) -> None:
-    """Write each point's label beside it where it meets no other label or point, with a line to it where it moved."""
+def _label_points(axes: Axes, points: list[tuple[float, float, str]]) -> int:
+    """Write each point's label where it meets no other label or point, with a line to it where it moved.
+
+    Return how many points found no room for their label.
+    """
+    crowded = 0
     box = axes.get_window_extent()
     to_data = axes.transData.inverted().transform
     spots = axes.transData.transform([(x, y) for x, y, _ in points])
@@ -201,7 +215,8 @@ def _label_points(axes: Axes, points: list[tuple[float, float, str]]) -> None:
         width = _width(label)
         spot = _free_spot((x, y), width, taken, (box.x0, box.y0, WIDTH - 2, box.y1))
         if spot is None:
-            continue  # too crowded: the table beside the figure names it
+            crowded += 1
+            continue
         left, middle = spot
         taken.append((left, middle - TEXT / 2 - 1, left + width, middle + TEXT / 2 + 1))
         if middle != y:
@@ -210,6 +225,7 @@ def _label_points(axes: Axes, points: list[tuple[float, float, str]]) -> None:
             axes.plot(*line.T, color=RULE, linewidth=0.8, zorder=1)
         at = to_data((left, middle))
         axes.text(at[0], at[1], label, va="center_baseline", ha="left")
+    return crowded
 
 
 def _free_spot(
@@ -217,8 +233,8 @@ def _free_spot(
 ) -> tuple[float, float] | None:
     """Return (left, middle) in px of the nearest place inside ``box`` for a text that meets none of ``taken``."""
     x, y = point
-    lefts = (x + 9, x - 9 - width, x - width / 2, box[0] + 3, box[2] - width)
-    spots = [(left, y + drop) for drop in range(-98, 99, 14) for left in lefts]
+    lefts = (x + 9, x - 9 - width, x - width / 2)
+    spots = [(left, y + drop) for drop in range(-42, 43, 14) for left in lefts]
 
     def distance(spot: tuple[float, float]) -> float:
         return abs(spot[1] - y) + max(spot[0] - x - 9, x - 9 - width - spot[0], 0)
@@ -239,8 +255,11 @@ def cell_dots(recorded: Recorded, panel: Panel, slug: str) -> Figure | None:
     frame = _cells_of(recorded, panel)
     if frame is None:
         return None
+    frame = frame[frame[panel.metric.name].notna() | (frame["status"] == "failed")]  # None: does not apply
     cells = {c.label: frame[frame["candidate"] == c.label] for c in panel.part.candidates}
     rows = [c for c in panel.part.candidates if len(cells[c.label])]
+    left_out = len(rows[MOST_ROWS:])
+    rows = rows[:MOST_ROWS]
     values = {c.label: cells[c.label][panel.metric.name].to_numpy(float, na_value=np.nan) for c in rows}
     finite = {label: own[np.isfinite(own)] for label, own in values.items()}
     if not any(map(len, finite.values())):
@@ -279,7 +298,10 @@ def cell_dots(recorded: Recorded, panel: Panel, slug: str) -> Figure | None:
         svg = inline(canvas, slug, f"{panel.title}: every cell, by candidate")
     shown = "Small dots are cells" if most <= MOST_DOTS else "Bars hold the middle 50 and 90 per cent of cells"
     lines = ", lines join the same cell" if joined else ""
-    return Figure(panel.title, f"{shown}{lines}; large marks are means. {panel.direction.capitalize()}.", svg)
+    note = f"{shown}{lines}; large marks are means. {panel.direction.capitalize()}."
+    if left_out:
+        note += f" {words.count(left_out, 'further candidate')} in the full table."
+    return Figure(panel.title, note, svg)
 
 
 def _cells_of(recorded: Recorded, panel: Panel) -> pd.DataFrame | None:
@@ -290,7 +312,7 @@ def _cells_of(recorded: Recorded, panel: Panel) -> pd.DataFrame | None:
     keep = frame["part"] == panel.part.name
     for name, wanted in panel.where.items():
         if name in frame:
-            keep &= frame[name].map(str) == str(wanted)
+            keep &= (frame[name] == wanted) | (frame[name].map(str) == str(wanted))  # 2 may be 2.0 there, or "2"
     return frame[keep]
 
 
@@ -392,7 +414,7 @@ def _scale(axes: Axes, axis: str, values: list[float], *, pad: float, logs: bool
     if axis == "x" and sum(widths) + 12 * len(widths) > box.width:
         positions, labels = positions[::2], labels[::2]
     if axis == "y":
-        left = (box.x0 + max(widths) + 8) / WIDTH
+        left = (box.x0 + max(widths, default=0.0) + 8) / WIDTH
         axes.set_position((left, axes.get_position().y0, axes.get_position().x1 - left, axes.get_position().height))
     if log:
         low, high = 10**low, 10**high
@@ -417,11 +439,12 @@ def _width(text: str) -> float:
 
 def _fit(text: str, most: float) -> str:
     """Return a text cut so that it is at most ``most`` px wide."""
-    text = words.clip(text, 80)
-    for length in range(len(text), 1, -1):
-        if _width(shown := words.clip(text, length)) <= most:
-            return shown
-    return text[:1]
+    text = shown = words.clip(text, 80)
+    length = len(text)
+    while (width := _width(shown)) > most and length > 1:
+        length = max(1, min(length - 1, int(length * most / width)))
+        shown = words.clip(text, length)
+    return shown
 
 
 @contextlib.contextmanager
@@ -447,42 +470,26 @@ def inline(canvas: Canvas, slug: str, title: str) -> str:
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with _unknown_glyphs_allowed(), rc_context({"svg.hashsalt": slug}):
         canvas.savefig(buffer, format="svg", metadata=no_metadata)
+    used = re.findall(r'(?:url\(|href=")#([^")]+)', buffer.getvalue().decode())
+    ids = {name: f"{slug}-{i}" for i, name in enumerate(dict.fromkeys(used))}
     root = ElementTree.fromstring(buffer.getvalue())
-    for parent in root.iter():
-        parent.tag = parent.tag.rpartition("}")[2]
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] == "metadata":
-                parent.remove(child)
-    ids = {
-        name: f"{slug}-{i}"
-        for i, name in enumerate(dict.fromkeys(re.findall(r'(?:url\(|href=")#([^")]+)', buffer.getvalue().decode())))
-    }
     for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]  # HTML knows SVG's elements without their namespace
         attributes = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
         element.attrib.clear()
-        if element.tag == "style":  # matplotlib's line joins, for every SVG of the page: once, in the page's own CSS
-            element.text = None
         for name, value in attributes.items():
-            if name == "id":
-                if value in ids:
-                    element.set("id", ids[value])
-            elif element.tag != "svg" or name == "viewBox":
+            if name != "id":
                 element.set(name, _restyled(value, ids))
-        if element.tag == "text":
-            element.text = (element.text or "").strip() or element.text
-        else:
-            element.text = None
+            elif value in ids:
+                element.set("id", ids[value])
+        if element.tag != "text":
+            element.text = None  # blanks between elements, and a style sheet that page.css holds for all figures
         element.tail = None
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in ("style", "defs") and not len(child):
-                parent.remove(child)
-    root.set("role", "img")
-    root.set("aria-label", title)
     caption = ElementTree.Element("title")
     caption.text = title
     root.insert(0, caption)
-    return ElementTree.tostring(root, encoding="unicode", short_empty_elements=True)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": title}
+    return ElementTree.tostring(root, encoding="unicode").replace('<defs><style type="text/css" /></defs>', "")
 
 
 def _restyled(value: str, ids: Mapping[str, str]) -> str:

@@ -197,15 +197,15 @@ def _heading(claim: Claim, metric: str, higher_is_better: bool) -> tuple[str, st
     if kind == "difference" and claim.quantity.scale == "log":
         return (
             f"Difference in log {metric}",
-            f"Positive favours the first; {better} {claim.quantity.metric} is better. "
+            f"Positive favours the first; {better} is better. "
             "Below each number, the first’s value relative to the second’s.",
         )
     if kind == "difference":
-        return f"Difference in {metric}", f"Positive favours the first; {better} {claim.quantity.metric} is better."
+        return f"Difference in {metric}", f"Positive favours the first; {better} is better."
     if kind == "level":
         return f"Mean {metric}", f"As measured; {better} is better."
     if kind == "contrast":
-        metrics = words.join(list(dict.fromkeys(term.metric for term in claim.quantity.terms)))
+        metrics = words.join(list(dict.fromkeys(words.spoken(term.metric) for term in claim.quantity.terms)))
         return f"Contrast of {metrics}", "A weighted sum of means."
     return f"Statistic: {words.quantity(claim)}", ""
 

@@ -98,7 +98,6 @@ def render(trials: Sequence[TrialPage], detail: Detail) -> bytes:
         trials=trials,
         detail=detail,
         single=len(trials) == 1,
-        verdicts=verdicts,
         headline=words.headline(verdicts),
         css=Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
         words=words,
@@ -217,13 +216,16 @@ class TrialPage:
 
     def design(self, part: Part) -> str:
         """Return which cells a part has, in a sentence."""
-        kinds = {"replicate": "replicate", "within": "within each replicate"}
-        factors = [
-            f"{words.count(len(f.values), kinds[f.kind])} ({f.name} {words.values(f.values)})"
-            if f.kind == "replicate"
-            else f"{f.name} {words.values(f.values)}" + (" within each" if f.kind == "within" else "")
-            for f in part.factors
-        ]
+        factors = []
+        for factor in part.factors:
+            count, shown = len(factor.values), words.values(factor.values)
+            if factor.kind == "replicate":
+                factors.append(f"{words.count(count, 'replicate')} ({factor.name} {shown})")
+            elif count == 1:
+                factors.append(f"{factor.name} {shown}")
+            else:
+                within = ", within a replicate" if factor.kind == "within" else ""
+                factors.append(f"{count} values of {factor.name} ({shown}{within})")
         crossed = " × ".join([*factors, words.count(len(part.candidates), "candidate")])
         variance = f"; {VARIANCES[part.variance]}" if part.variance in VARIANCES else ""
         return f"{crossed}: {words.count(part.planned, 'cell')}{variance}."

@@ -63,7 +63,10 @@ def estimate(value: float, low: float, high: float) -> tuple[str, str, str]:
     half = (high - low) / 2
     if not math.isfinite(half) or half <= 0:
         return number(value), number(low), number(high)
-    return fixed(value, places(half)), fixed(low, places(half)), fixed(high, places(half))
+    shown = fixed(value, places(half))
+    if value and shown.strip("0.") == "":  # not nothing, only small beside its interval
+        shown = fixed(value, places(abs(value)) - 1)
+    return shown, fixed(low, places(half)), fixed(high, places(half))
 
 
 def ratio(value: float) -> str:
@@ -78,7 +81,12 @@ def ratio(value: float) -> str:
 
 def relative(log_difference: float, higher_is_better: bool) -> str:
     """Return what a difference of logarithms (positive favours the first) says of the first's value: ``'−10.4 %'``."""
-    return ratio(math.exp(min(log_difference if higher_is_better else -log_difference, 700)))
+    return ratio(times(log_difference, higher_is_better))
+
+
+def times(log_difference: float, higher_is_better: bool) -> float:
+    """Return the first's value over the second's, from a difference of logarithms that favours the first."""
+    return math.exp(min(log_difference if higher_is_better else -log_difference, 700.0))
 
 
 def duration(seconds: float) -> str:
@@ -174,9 +182,14 @@ def headline(verdicts: Iterable[str]) -> str:
     return f"{first}; {join(rest)}."
 
 
+def spoken(name: str) -> str:
+    """Return a metric's name as words."""
+    return clip(name.replace("_", " "), 60)
+
+
 def metric_name(metric: Metric) -> str:
-    """Return a metric's name with its unit."""
-    name = clip(metric.name, 60)
+    """Return a metric's name in words, with its unit."""
+    name = spoken(metric.name)
     return f"{name} ({clip(metric.unit, 40)})" if metric.unit and metric.unit != metric.name else name
 
 
@@ -190,7 +203,7 @@ def sentence(claim: Claim, parent: Claim | None) -> tuple[str, str]:
 def quantity(claim: Claim) -> str:
     """Return what a claim's number is, in a few words."""
     q = claim.quantity
-    a, b, metric = clip(q.a, 60), clip(q.b, 60), clip(q.metric, 60)
+    a, b, metric = clip(q.a, 60), clip(q.b, 60), spoken(q.metric)
     if q.kind == "difference":
         text = f"{a} against {b}: {metric}" + (", log" if q.scale == "log" else "")
     elif q.kind == "level":
@@ -198,7 +211,7 @@ def quantity(claim: Claim) -> str:
     elif q.kind == "contrast":
         text = " ".join(
             f"{'−' if t.weight < 0 else '+'} {'' if abs(t.weight) == 1 else number(abs(t.weight)) + ' × '}"
-            f"{t.candidate} {t.metric}{f' ({where(t.where)})' if t.where else ''}"
+            f"{clip(t.candidate, 60)} {spoken(t.metric)}{f' ({where(t.where)})' if t.where else ''}"
             for t in q.terms
         ).removeprefix("+ ")
     elif q.kind == "statistic":
@@ -229,14 +242,14 @@ def outcome(claim: Claim, part: Part) -> str:
     metric = part.metric(q.metric)
     a, b = clip(q.a, 60), clip(q.b, 60)
     if q.kind == "difference" and q.scale == "log":
-        times = math.exp(claim.difference if metric.higher_is_better else -claim.difference)
+        factor = times(claim.difference, metric.higher_is_better)
         ends = sorted((claim.low, claim.high), reverse=not metric.higher_is_better)
         low, high = (relative(end, metric.higher_is_better) for end in ends)
-        if 0.5 <= times <= 2:
-            than = f"{number(abs(times - 1) * 100)}{PERCENT} {'higher' if times > 1 else 'lower'} than {b}’s"
+        if 0.5 <= factor <= 2:
+            than = f"{number(abs(factor - 1) * 100)}{PERCENT} {'higher' if factor > 1 else 'lower'} than {b}’s"
         else:
-            than = f"{number(times)} times {b}’s"
-        said = f"{a}’s {clip(q.metric, 60)} is {than}"
+            than = f"{number(factor)} times {b}’s"
+        said = f"{a}’s {spoken(q.metric)} is {than}"
     elif q.kind == "difference" and claim.difference:
         side = "better" if claim.difference > 0 else "worse"
         said = f"{a} is {side} than {b} by {found.lstrip('−')} in {metric_name(metric)}"

@@ -12,13 +12,32 @@ def slope(rows):
     return (x * y).sum(axis=-1) / (x * x).sum(axis=-1)
 
 
-def test_bca_agrees_with_scipys():
+def expanded(level, n):
+    """The level at which percentiles cover what Student's quantiles of a variance over n - 1 do."""
+    tail = scipy.stats.norm.cdf(scipy.stats.t.ppf((1 - level) / 2, n - 1) * np.sqrt(n / (n - 1)))
+    return 1 - 2 * tail
+
+
+def test_bca_agrees_with_scipys_at_the_expanded_level():
     x = np.random.default_rng(0).exponential(size=30)
-    ours = bootstrap(x, draws=20_000)
-    scipys = scipy.stats.bootstrap((x,), np.mean, n_resamples=20_000, method="BCa", rng=0).confidence_interval
+    ours = bootstrap(x, draws=100_000)
+    level = expanded(0.95, len(x))
+    scipys = scipy.stats.bootstrap(
+        (x,), np.mean, n_resamples=100_000, method="BCa", rng=0, confidence_level=level
+    ).confidence_interval
     width = scipys.high - scipys.low
     assert ours.low == pytest.approx(scipys.low, abs=0.02 * width)
     assert ours.high == pytest.approx(scipys.high, abs=0.02 * width)
+
+
+@pytest.mark.parametrize("n", [8, 12, 20])
+def test_few_units_are_covered_as_the_level_says(n):
+    rng = np.random.default_rng(n)
+    missed = np.zeros(2)
+    for seed in range(800):
+        one = bootstrap(rng.normal(size=n), draws=500, seed=seed)
+        missed += one.low > 0, one.high < 0
+    assert (missed / 800 <= 0.025 + 3 * np.sqrt(0.025 * 0.975 / 800)).all()
 
 
 def test_a_statistic_may_be_vectorised_or_take_indices():
@@ -96,7 +115,7 @@ def test_jackknife_of_samples_is_brute_force(monkeypatch):
     table, seen = tables(), {}
     monkeypatch.setattr(
         "fairtrial.stats.resampling._bca",
-        lambda estimate, drawn, jackknife, n, level: seen.update(estimate=estimate, jackknife=jackknife),
+        lambda estimate, drawn, jackknife, units, n_cells, level: seen.update(estimate=estimate, jackknife=jackknife),
     )
     bootstrap_interval(table, draws=10)
     for i, gone in enumerate(np.unique(table.sample)):

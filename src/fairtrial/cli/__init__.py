@@ -41,8 +41,8 @@ def run_app(arguments: list[str]) -> int:
             return done.exit_code
         except (click.Abort, KeyboardInterrupt):
             return INTERRUPTED
-        except SystemExit:
-            if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # what click leaves of a closed pipe
+        except SystemExit as ended:
+            if isinstance(ended.__context__, BrokenPipeError):  # for which click exits with 1
                 return PIPE_CLOSED
             raise
     except FairtrialError as error:

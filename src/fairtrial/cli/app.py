@@ -197,8 +197,8 @@ class _ApplyGroup(typer.core.TyperGroup):
         module, _, function = card.commands[command].partition(":")
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         with extra_named(card):
-            loaded = importlib.import_module(module)
-        single.command(name=command)(getattr(loaded, function))
+            body = getattr(importlib.import_module(module), function)
+        single.command(name=command)(extra_named(card)(body))  # what it imports when called counts too
         return typer.main.get_command(single)
 
 
@@ -222,7 +222,7 @@ def report(
     """Write the HTML page of one trial or of many."""
     from fairtrial.report import write_report
 
-    page = write_report(folders, out or folders[0] / "report.html")
+    page = write_report(folders, out or folders[0] / "report.html", card_lookup=cards.find)
     print(json_module.dumps({"report": str(page)}) if json else page)
 
 

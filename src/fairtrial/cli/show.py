@@ -84,7 +84,7 @@ def result(outcome: Result, *, as_json: bool) -> int:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # brackets are intervals and ids
     table = RichTable(box=None, pad_edge=False, header_style="dim")
     for column in ("", "claim", "", "difference", "interval", "units"):
         table.add_column(column, overflow="fold", justify="right" if column in ("difference", "units") else "left")
@@ -100,7 +100,7 @@ def result(outcome: Result, *, as_json: bool) -> int:
         if verdict.reason:
             console.print(Text(f"{verdict.id}: {verdict.reason}", style="dim"))
     if lost:
-        console.print(Text(f"{lost} cells were lost: --retry measures them again", style="red"))
+        console.print(Text(f"{lost} cell{'s were' if lost > 1 else ' was'} lost: --retry measures again", style="red"))
     console.print(Text(f"report: {_short(report)}"), soft_wrap=True)
     return CELLS_LOST if lost else DONE
 

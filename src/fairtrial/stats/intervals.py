@@ -523,5 +523,5 @@ def _skew_note(x: Array) -> tuple[str, ...]:
     second = float(np.mean(deviation**2))
     if not 3 <= len(x) <= 12 or second <= (RELATIVE_ZERO * np.abs(x).max(initial=0.0)) ** 2:
         return ()
-    skewness = float(np.mean(deviation**3)) / second**1.5
+    skewness = float(np.mean((deviation / np.sqrt(second)) ** 3))
     return ("skewed cells: error may be 3-7 times nominal on one side",) if abs(skewness) > 1 else ()

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import inspect
 import io
 import os
@@ -67,7 +68,7 @@ def code_of(*callables: Callable, uses: Iterable[str] = (), boundary: Collection
     for name in uses:
         if not module_file(name):
             raise NoSourceError(f"there is no module {name!r}")
-        walk.module(name)
+        walk.module(name, used=True)
     return {"python": "{}.{}".format(*sys.version_info), **dict(sorted(walk.found.items()))}
 
 
@@ -82,10 +83,13 @@ class _Walk:
 
     # modules -----------------------------------------------------------------------------------------------------
 
-    def module(self, name: str) -> None:
-        """Follow the module called ``name``: ours and local files as syntax trees, all others as versions."""
+    def module(self, name: str, *, used: bool = False) -> None:
+        """Follow the module called ``name``: ours and local files as syntax trees, all others as versions.
+
+        The machinery of trials counts only where a candidate names it as ``used``: the study of verdicts does.
+        """
         top = name.partition(".")[0]
-        if name in self.boundary or top in STANDARD or name.startswith(NOT_COUNTED):
+        if name in self.boundary or top in STANDARD or (name.startswith(NOT_COUNTED) and not used):
             return
         file = module_file(name) if top == "fairtrial" else local_file(name)
         if file is None:
@@ -123,15 +127,16 @@ class _Walk:
         elif isinstance(thing, type):
             self._once(thing)
             self.klass(thing)
-        elif isinstance(thing, types.BuiltinFunctionType) and thing.__module__ is None:
-            raise NoSourceError(f"{thing!r} is compiled: its code cannot be seen")
-        elif isinstance(thing, types.BuiltinFunctionType):
-            self.module(thing.__module__)
+        elif inspect.isroutine(thing):  # compiled: known by its name and the version of its module
+            home = getattr(thing, "__objclass__", thing).__module__
+            if home is None:
+                raise NoSourceError(f"{thing!r} is compiled: its code cannot be seen")
+            self.named(thing, home)
         else:
             try:
                 self._add(f"value of {name or type(thing).__name__}", digest_value(thing))
             except (TypeError, AttributeError, pickle.PicklingError) as error:
-                raise NoSourceError(f"{name or thing!r} has no digest ({error})") from None
+                raise NoSourceError(f"{name or type(thing).__name__} has no digest ({error})") from None
             self.inside(thing)
 
     def inside(self, thing: Any) -> None:
@@ -166,10 +171,15 @@ class _Walk:
         self.seen.add(id(thing))
         self.held.append(thing)
 
+    def named(self, thing: Any, module: str) -> None:
+        """Note which thing of a module is meant, and follow the module."""
+        self.found[f"{module}:{thing.__qualname__}"] = "named"
+        self.module(module)
+
     def function(self, function: types.FunctionType) -> None:
         """Follow a function: by its module where that is not its home, otherwise by itself and what it names."""
         if self.whole(function.__module__):
-            self.module(function.__module__)
+            self.named(function, function.__module__)
             return
         label = f"{function.__module__}:{function.__qualname__}"
         tree = _source_tree(function)
@@ -191,7 +201,7 @@ class _Walk:
     def klass(self, cls: type) -> None:
         """Follow a class: by its module where that is not its home, otherwise by source and methods."""
         if self.whole(cls.__module__):
-            self.module(cls.__module__)
+            self.named(cls, cls.__module__)
             return
         tree = _source_tree(cls)
         if tree is not None:
@@ -303,9 +313,18 @@ def _installed_roots() -> tuple[Path, ...]:
 
 
 def local_file(name: str) -> Path | None:
-    """Return the file of an imported module that is the user's own: neither standard library nor installed."""
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
+    """Return the file of a module that is the user's own: neither standard library nor installed."""
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+    else:
+        top = name.partition(".")[0]
+        if top != name and local_file(top) is None:
+            return None  # finding a module imports its package: only the user's own may cost that
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return None
+        file = spec.origin if spec else None
     if not file or not file.endswith(".py"):
         return None
     path = Path(file).resolve()

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -23,12 +22,12 @@ import cloudpickle
 from pydantic import BaseModel
 
 from fairtrial.errors import FairtrialError, InputError, UnknownNameError
-from fairtrial.trial.code import NoSourceError, code_of, digest
+from fairtrial.trial.code import digest
 from fairtrial.trial.declare import Part, Trial
 from fairtrial.trial.machine import cores, fingerprint
 from fairtrial.trial.params import input_digests, key_of
 from fairtrial.trial.pool import ENGINES, Pool
-from fairtrial.trial.stages import modules_of
+from fairtrial.trial.stages import codes_of_parts
 from fairtrial.trial.store import Row, Store, _json
 from fairtrial.trial.worker import Opening, load_trial, package_of
 
@@ -52,30 +51,6 @@ class Watcher(Protocol):
 
     def waiting(self, cells: int) -> None:
         """Be told that another process computes the last ``cells`` cells."""
-
-
-Codes = dict[str, dict[str, dict[str, str]]]  # part -> candidate -> component -> digest or version
-
-
-def codes_of_parts(parts: tuple[Part, ...], package: str, version: str | None = None) -> tuple[Codes, list[str]]:
-    """Return the code components of every part's candidates, and notes on what cannot be seen.
-
-    ``package`` is where the modules that candidates use live; ``version`` is counted as a component, and stands for
-    code that cannot be seen.
-    """
-    used = {name for part in parts for candidate in part.candidates for name in modules_of(candidate, package)}
-    codes: Codes = {part.name: {} for part in parts}
-    notes = []
-    for part, candidate in ((p, c) for p in parts for c in p.candidates):
-        callables = [use for use in candidate.uses if callable(use)]
-        try:
-            code = code_of(part.measure, *callables, uses=modules_of(candidate, package), boundary=used)
-        except NoSourceError as error:
-            code = {} if version else {"unseen": uuid.uuid4().hex}
-            if not version:
-                notes.append(f"{error}; computed again at each run: give version= to keep results")
-        codes[part.name][candidate.label] = code | ({"version": version} if version else {})
-    return codes, notes
 
 
 @dataclass
@@ -224,9 +199,12 @@ class Run:
 
     def _pool(self, jobs: int, threads: int) -> Pool:
         """Return the workers of this shape: they live as long as the run, so that what they loaded stays loaded."""
+        if self.engine == "ray":  # an actor holds its cores while it lives, and a timed part needs all
+            for shape in self.pools.keys() - {(jobs, threads)}:
+                self.pools.pop(shape).close()
         if (jobs, threads) not in self.pools:
             params = cloudpickle.dumps(self.params)
-            opening = Opening(self.payload, params, self.inputs, self.folder.absolute(), sys.path)
+            opening = Opening(self.payload, params, self.inputs, self.codes, self.folder.absolute(), sys.path)
             self.pools[jobs, threads] = Pool(self.engine, jobs, threads, opening, self.time_limit)
         return self.pools[jobs, threads]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,24 @@ from fairtrial.data.samples import list_samples
 from fairtrial.errors import FairtrialError, InputError, UnknownNameError
 from fairtrial.trial.code import digest_path
 from fairtrial.trial.declare import Input, Trial
+
+_EXPONENT = r"(?:[eE][-+]?[0-9]+)"
+_FLOAT = rf"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*{_EXPONENT}?|{_EXPONENT})|\.[0-9]+{_EXPONENT}?|\.(?:inf|Inf))|\.nan"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without numbers to the base 60 (``2:4`` is a pattern, not 124) and without dates."""
+
+
+_NUMBERS = {"tag:yaml.org,2002:int": r"[-+]?[0-9][0-9_]*", "tag:yaml.org,2002:float": _FLOAT}
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, re.compile(rf"^(?:{_NUMBERS[tag]})$") if tag in _NUMBERS else pattern)
+        for tag, pattern in resolvers
+        if tag != "tag:yaml.org,2002:timestamp"
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def make_params(trial: Trial, preset: str | None = None, values: Mapping[str, Any] | None = None) -> BaseModel:
@@ -55,11 +74,13 @@ def parse_settings(settings: list[str], file: Path | None = None) -> dict[str, A
 
     >>> parse_settings(["sparsity=0.6", "intra=[wanda, magnitude]", "model=./my-llama"])
     {'sparsity': 0.6, 'intra': ['wanda', 'magnitude'], 'model': './my-llama'}
+    >>> parse_settings(["pattern=2:4", "rate=1e-3", "seeds=10", "auto=true"])
+    {'pattern': '2:4', 'rate': 0.001, 'seeds': 10, 'auto': True}
     """
     values: dict[str, Any] = {}
     if file is not None:
         try:
-            loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+            loaded = yaml.load(file.read_text(encoding="utf-8"), _Loader)
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -72,7 +93,7 @@ def parse_settings(settings: list[str], file: Path | None = None) -> dict[str, A
         if not equals or not name.strip():
             raise InputError(f"--set {setting!r}: write it as name=value")
         try:
-            values[name.strip()] = yaml.safe_load(text) if text.strip() else ""
+            values[name.strip()] = yaml.load(text, _Loader) if text.strip() else ""
         except yaml.YAMLError:
             values[name.strip()] = text
     return values

@@ -208,8 +208,7 @@ class Pool:
                         return
                 self.reports.put(Finished(index))
         finally:
-            if worker := self.workers[index]:  # also one that was just starting when the pool was closed
-                worker.stop()
+            self._drop(index)  # also a worker that was just starting when the pool was closed
 
     def _measure(self, index: int, task: Task) -> Answer:
         reason = ""
@@ -223,14 +222,19 @@ class Pool:
                         return opened
                 answer = worker.ask(task, self.limit)
                 if answer.status == "expired":  # the worker was ended to stop the cell
-                    self.workers[index] = None
+                    self._drop(index)
                     return replace(answer, status="failed")
                 return answer
             except WorkerDiedError as error:
-                self.workers[index] = None
+                self._drop(index)
                 if self.closed:
                     break
                 reason = str(error)
             except Exception as error:  # a worker that cannot be started must not leave the run waiting
                 return Answer("fatal", f"a worker could not start: {type(error).__name__}: {error}")
         return Answer("failed", f"{reason} (twice)")
+
+    def _drop(self, index: int) -> None:
+        worker, self.workers[index] = self.workers[index], None
+        if worker is not None:
+            worker.stop()

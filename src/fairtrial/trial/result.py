@@ -8,7 +8,7 @@
                  candidates [{label, role, tuned}], planned, done, lost}]
     claims     [{id, part, text, verdict, quantity, over, difference, low, high, level, low95, high95, bound, p_value,
                  cells, lost, units, sample_gain, paired_gain, cost_ratio, reason, claims (of a composite)}]
-    summary    [{part, candidate, role, metric, mean, low, high, cells, lost}]          95% intervals, uncorrected
+    summary    [{part, candidate, role, metric, where, mean, low, high, cells, lost}]     95% intervals, uncorrected
     costs      [{candidate (null: shared), role, seconds, peak, peak_sampled, stages {name: seconds}}]
     lost       [{part, candidate, factors, reason}]
     paper      what the paper states, from the card: never measured here
@@ -33,11 +33,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fairtrial
+from fairtrial import cards
 from fairtrial.errors import InputError
 from fairtrial.trial.code import digest
 from fairtrial.trial.declare import Curve, Items, Part
-from fairtrial.trial.engine import Codes, Run, codes_of_parts
+from fairtrial.trial.engine import Run
 from fairtrial.trial.machine import machine
+from fairtrial.trial.stages import Codes, codes_of_parts
 from fairtrial.trial.store import Row, explain
 from fairtrial.trial.table import Table, scalar
 from fairtrial.trial.verdict import ClaimResult, judge
@@ -83,7 +85,7 @@ class Result:
         from fairtrial.report import write_report
 
         try:
-            return write_report([self.folder], Path(path))
+            return write_report([self.folder], Path(path), card_lookup=cards.find)
         except OSError as error:
             raise InputError(explain(error, Path(path).parent)) from error
 
@@ -138,7 +140,7 @@ def collect(
         "peeked": peeked,
         "machine": machine(),
         "versions": _versions(run),
-        "notes": run.notes,
+        "notes": [*run.notes, *sorted({cost.note for cost in costs if cost.note})],
         "code": _digests(run.codes),
         "parts": [_describe(part, by_part[part.name]) for part in run.parts],
         "claims": [verdict.to_dict() for verdict in verdicts],
@@ -156,9 +158,7 @@ def collect(
 
 def is_current(document: Mapping[str, Any]) -> bool:
     """Whether a committed ``result.json`` of the catalogue was measured with the code and versions of today."""
-    from fairtrial.cards import find
-
-    card = find(document["trial"])
+    card = cards.find(document["trial"])
     declaration = load_trial(card.trial)
     params = declaration.params.model_validate(document["parameters"])
     codes, _ = codes_of_parts(declaration.parts(params), package_of(card.trial))
@@ -184,7 +184,7 @@ def plain(value: Any) -> Any:
 
 def _describe(part: Part, rows: list[Row]) -> dict[str, Any]:
     replicate = part.replicate
-    seen = {row.factors[replicate.name] for row in rows} if replicate else set()
+    seen = {repr(row.factors[replicate.name]) for row in rows} if replicate else set()
     return {
         "name": part.name,
         "variance": part.variance,

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fairtrial import cards
-from fairtrial.errors import FairtrialError, InputError, MissingExtraError
+from fairtrial.errors import FairtrialError, InputError
 from fairtrial.trial.declare import Claim, Statistic, Trial, leaves
 from fairtrial.trial.engine import InterruptedRunError, Run, Until
 from fairtrial.trial.machine import cores
@@ -21,7 +21,7 @@ from fairtrial.trial.progress import Progress, Silent
 from fairtrial.trial.result import Result, collect
 from fairtrial.trial.table import Table
 from fairtrial.trial.verdict import FIRST_LOOK, evidence, judge
-from fairtrial.trial.worker import load_trial
+from fairtrial.trial.worker import load_trial, missing_extra
 
 logger = logging.getLogger(__name__)
 
@@ -194,9 +194,9 @@ def extra_named(card: cards.Card) -> Iterator[None]:
     except FairtrialError:
         raise
     except ImportError as error:
-        if not card.extras or (error.name or "").startswith("fairtrial"):
-            raise
-        raise MissingExtraError(card.extras[0], error.name) from None
+        if missing := missing_extra(card, error):
+            raise missing from None
+        raise
 
 
 def _share_cores(jobs: int | None, threads: int | None) -> tuple[int, int]:

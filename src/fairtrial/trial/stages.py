@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,16 @@ import numpy as np
 from filelock import FileLock
 
 from fairtrial.errors import FairtrialError, InputError
-from fairtrial.trial.code import code_of, digest
-from fairtrial.trial.declare import Candidate, Save
+from fairtrial.trial.code import NoSourceError, code_of, digest
+from fairtrial.trial.declare import Candidate, Part, Save
 from fairtrial.trial.params import key_of
 from fairtrial.trial.store import StageCost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+Codes = dict[str, dict[str, dict[str, str]]]  # part -> candidate -> component -> digest or version
 
 
 class Stages:
@@ -43,6 +47,7 @@ class Stages:
         self._codes: dict[tuple, str] = {}
         self._asks: list[list[str]] = [[]]  # keys asked for, by the cell and the stages being computed in it
         self._inner: list[float] = [0.0]  # seconds spent in stages, by the same
+        self._notes: list[str] = []  # what the stage being computed wants its reader to know
 
     def __call__(self, function: Callable, *arguments: Any) -> Any:
         """Return ``function(*arguments)``, computed unless it was."""
@@ -68,6 +73,10 @@ class Stages:
         self._asks, self._inner = [[]], [0.0]
         began = time.perf_counter()
         yield lambda: (time.perf_counter() - began - self._inner[0], sorted(set(self._asks[0])))
+
+    def note(self, text: str) -> None:
+        """Say something in the result's notes, from inside a stage; it is kept with what the stage cost."""
+        self._notes.append(text)
 
     def take_costs(self) -> list[StageCost]:
         """Return the costs recorded since the last call."""
@@ -110,6 +119,7 @@ class Stages:
     def _compute(self, key: str, function: Callable, candidate: Candidate | None, arguments: tuple) -> Any:
         self._asks.append([])
         self._inner.append(0.0)
+        outer_notes, self._notes = self._notes, []
         began = time.perf_counter()
         try:
             return function(self, *arguments) if _wants_stages(function) else function(*arguments)
@@ -119,7 +129,9 @@ class Stages:
         finally:
             own = time.perf_counter() - began - self._inner.pop()
             label = candidate.label if candidate else None
-            self.costs.append(StageCost(key, function.__name__, label, own, sorted(set(self._asks.pop()))))
+            asks, note = sorted(set(self._asks.pop())), "; ".join(self._notes)
+            self._notes = outer_notes
+            self.costs.append(StageCost(key, function.__name__, label, own, asks, note))
 
     def _saved(self, key: str, save: Save, compute: Callable[[], Any]) -> Any:
         file = self.folder / f"{key}.{save}"
@@ -141,6 +153,27 @@ def modules_of(candidate: Candidate, package: str) -> tuple[str, ...]:
     """Return the modules that implement a candidate, absolute: a name without dots is a module of ``package``."""
     names = [name for name in candidate.uses if isinstance(name, str)]
     return tuple(name if name.startswith("fairtrial.") else f"{package}.{name}" for name in names)
+
+
+def codes_of_parts(parts: tuple[Part, ...], package: str, version: str | None = None) -> tuple[Codes, list[str]]:
+    """Return the code components of every part's candidates, and notes on what cannot be seen.
+
+    ``package`` is where the modules that candidates use live; ``version`` is counted as a component, and stands for
+    code that cannot be seen.
+    """
+    used = {name for part in parts for candidate in part.candidates for name in modules_of(candidate, package)}
+    codes: Codes = {part.name: {} for part in parts}
+    notes = []
+    for part, candidate in ((p, c) for p in parts for c in p.candidates):
+        callables = [use for use in candidate.uses if callable(use)]
+        try:
+            code = code_of(part.measure, *callables, uses=modules_of(candidate, package), boundary=used)
+        except NoSourceError as error:
+            code = {} if version else {"unseen": uuid.uuid4().hex}
+            if not version:
+                notes.append(f"{error}; computed again at each run: give version= to keep results")
+        codes[part.name][candidate.label] = code | ({"version": version} if version else {})
+    return codes, notes
 
 
 def disk_is_full(error: BaseException | None) -> bool:

@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS cells (
 CREATE INDEX IF NOT EXISTS by_cell ON cells (part, candidate, factors);
 CREATE TABLE IF NOT EXISTS stages (
     key TEXT PRIMARY KEY, name TEXT NOT NULL, candidate TEXT, seconds REAL NOT NULL, asks TEXT NOT NULL,
-    finished REAL NOT NULL);
+    note TEXT NOT NULL, finished REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS leases (
     key TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, started REAL NOT NULL, heartbeat REAL NOT NULL);
 """
@@ -68,13 +68,17 @@ class Row:
 
 @dataclass(frozen=True)
 class StageCost:
-    """What one stage took: seconds of its own, for a candidate or (None) shared, and the keys of those it asked for."""
+    """What one stage took: seconds of its own, for a candidate or (None) shared, and the keys of those it asked for.
+
+    ``note`` is what the stage wants the result's reader to know.
+    """
 
     key: str
     name: str
     candidate: str | None
     seconds: float
     asks: list[str]
+    note: str = ""
 
 
 class Store:
@@ -104,11 +108,15 @@ class Store:
         with self._explained():
             # autocommit: transactions are begun and ended in sight (see `_transaction`)
             self.db = sqlite3.connect(self.file, timeout=60, isolation_level=None)
-            mode = self.db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-            if mode == "wal" and _on_network(folder):
-                self.db.execute("PRAGMA journal_mode=DELETE")
-            self.db.execute("PRAGMA synchronous=NORMAL")
-            self._own(trial)
+            try:
+                mode = self.db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+                if mode == "wal" and _on_network(folder):
+                    self.db.execute("PRAGMA journal_mode=DELETE")
+                self.db.execute("PRAGMA synchronous=NORMAL")
+                self._own(trial)
+            except BaseException:
+                self.db.close()
+                raise
 
     def _own(self, trial: str) -> None:
         with self._transaction():
@@ -159,8 +167,8 @@ class Store:
         """Record what stages cost."""
         with self._transaction():
             self.db.executemany(
-                "INSERT OR REPLACE INTO stages VALUES (?,?,?,?,?,?)",
-                [(s.key, s.name, s.candidate, s.seconds, _json(s.asks), time.time()) for s in stages],
+                "INSERT OR REPLACE INTO stages VALUES (?,?,?,?,?,?,?)",
+                [(s.key, s.name, s.candidate, s.seconds, _json(s.asks), s.note, time.time()) for s in stages],
             )
 
     def load(self, keys: Iterable[str]) -> dict[str, Row]:
@@ -185,9 +193,9 @@ class Store:
         found: dict[str, StageCost] = {}
         wanted = set(keys)
         while wanted:
-            query = "SELECT key, name, candidate, seconds, asks FROM stages WHERE key IN ({})"
-            for key, name, candidate, seconds, asks in self._select(query, wanted):
-                found[key] = StageCost(key, name, candidate, seconds, json.loads(asks))
+            query = "SELECT key, name, candidate, seconds, asks, note FROM stages WHERE key IN ({})"
+            for key, name, candidate, seconds, asks, note in self._select(query, wanted):
+                found[key] = StageCost(key, name, candidate, seconds, json.loads(asks), note)
             wanted = {key for cost in found.values() for key in cost.asks} - found.keys() - wanted
         return list(found.values())
 
@@ -313,15 +321,16 @@ def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _pack(metrics: Mapping[str, Any]) -> tuple[str, bytes | None]:
-    """Return the scalars as JSON, and Items and Curves as one npz (no pickle), names joined by ``/``."""
+    """Return the scalars as JSON, and Items and Curves as one npz (no pickle) whose numbered arrays the JSON names."""
     scalars: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for name, value in metrics.items():
         if isinstance(value, Items | Curve):
-            scalars[name] = {"arrays": type(value).__name__}
+            scalars[name] = {"kind": type(value).__name__}
             for column, data in value._asdict().items():
                 if data is not None:
-                    arrays[f"{name}/{column}"] = np.asarray(data)
+                    scalars[name][column] = str(len(arrays))
+                    arrays[scalars[name][column]] = np.asarray(data)
         else:
             scalars[name] = value
     if not arrays:
@@ -338,8 +347,6 @@ def _unpack(scalars: str | None, blob: bytes | None) -> dict[str, Any]:
     with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
         for name, value in metrics.items():
             if isinstance(value, dict):
-                kind: Any = {"Items": Items, "Curve": Curve}[value["arrays"]]
-                metrics[name] = kind(
-                    **{c: arrays[f"{name}/{c}"] for c in kind._fields if f"{name}/{c}" in arrays.files}
-                )
+                kind: Any = {"Items": Items, "Curve": Curve}[value["kind"]]
+                metrics[name] = kind(**{column: arrays[value[column]] for column in kind._fields if column in value})
     return metrics

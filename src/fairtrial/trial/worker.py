@@ -22,10 +22,11 @@ from typing import Any, BinaryIO, Literal
 import cloudpickle
 import numpy as np
 
-from fairtrial.errors import FairtrialError
+from fairtrial import cards
+from fairtrial.errors import FairtrialError, MissingExtraError
 from fairtrial.trial.declare import Candidate, Curve, Items, Part, Trial
 from fairtrial.trial.memory import PeakMemory
-from fairtrial.trial.stages import Stages, disk_is_full, modules_of
+from fairtrial.trial.stages import Codes, Stages, codes_of_parts, disk_is_full, modules_of
 from fairtrial.trial.store import StageCost
 
 
@@ -36,6 +37,7 @@ class Opening:
     trial: str | bytes  # "package.module:name", or the trial pickled by cloudpickle
     params: bytes
     inputs: Mapping[str, str]
+    codes: Codes
     folder: Path
     path: list[str]
 
@@ -73,9 +75,13 @@ class Session:
         self.params = pickle.loads(opening.params)
         self.parts: dict[str, Part] = {part.name: part for part in self.trial.parts(self.params)}
         package = package_of(opening.trial)
+        codes, unseen = codes_of_parts(tuple(self.parts.values()), package)
+        if isinstance(opening.trial, str) and not unseen and codes != opening.codes:
+            raise FairtrialError("the code was edited since the run began: run the same command again")
         used = {name for part in self.parts.values() for c in part.candidates for name in modules_of(c, package)}
         self.stages = Stages(opening.folder / "stages", opening.inputs, package, frozenset(used))
         self.memory = PeakMemory()
+        self.card = next((card for card in cards.cards().values() if card.trial == opening.trial), None)
 
     def run(self, task: Task) -> Answer:
         """Measure one cell."""
@@ -95,6 +101,8 @@ class Session:
             costs = self.stages.take_costs()
             if disk_is_full(error):
                 return Answer("fatal", "the disk is full: free some space and run the same command again", costs=costs)
+            if isinstance(error, ModuleNotFoundError):
+                error = missing_extra(self.card, error) or error
             if isinstance(error, FairtrialError):
                 return Answer("fatal" if error.ends_run else "failed", str(error), costs=costs)
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -112,6 +120,13 @@ def load_trial(trial: str | bytes) -> Trial:
         return pickle.loads(trial)
     module, _, name = trial.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def missing_extra(card: cards.Card | None, error: ImportError) -> MissingExtraError | None:
+    """Return which of a card's extras to install where ``error`` is for the lack of one, else None."""
+    if card is None or not card.extras or (error.name or "").startswith("fairtrial"):
+        return None
+    return MissingExtraError(",".join(card.extras), error.name)
 
 
 def package_of(trial: str | bytes) -> str:

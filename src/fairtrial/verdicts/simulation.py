@@ -24,6 +24,7 @@ from fairtrial.trial.table import Table
 
 Rng: TypeAlias = np.random.Generator
 Noise: TypeAlias = Callable[[Rng, tuple[int, ...]], np.ndarray]
+Loss: TypeAlias = Callable[[Rng, np.ndarray], np.ndarray]  # which cells are lost, by their noise
 Cells: TypeAlias = "Sequence[Mapping[str, Any] | None]"  # the metrics of each cell in declared order; None: lost
 
 POWER = 0.8
@@ -114,7 +115,7 @@ def pairs(
     folds: int = 1,
     common: float = 1.0,
     noise: Noise = normal,
-    lose: Noise | None = None,
+    lose: Loss | None = None,
     log: bool = False,
     sign: int = 1,
 ) -> Draw:
@@ -157,17 +158,29 @@ def settings(rng: Rng, effect: float, *, replicates: int, count: int, large: flo
 
 
 def runs_on_items(
-    rng: Rng, effect: float, *, runs: int, items: int, run: float, item: float, residual: float, fixed: bool = False
+    rng: Rng,
+    effect: float,
+    *,
+    runs: int,
+    items: int,
+    run: float,
+    item: float,
+    residual: float,
+    fixed: bool = False,
+    lose: Loss | None = None,
 ) -> Draw:
     """Let every run answer the same items; variances of runs, items and the rest. ``fixed`` runs are the population."""
     luck = np.sqrt(run) * rng.normal(size=(runs, 1))
     if fixed:
         luck -= luck.mean()
-    d = luck + np.sqrt(item) * rng.normal(size=items) + np.sqrt(residual) * rng.normal(size=(runs, items))
+    own = luck + np.sqrt(residual) * rng.normal(size=(runs, items))
+    d = own + np.sqrt(item) * rng.normal(size=items)
     base = rng.normal(size=(runs, items))
     ids = np.arange(items)
     method, baseline = ([{"score": Items(ids, row)} for row in side] for side in (base + effect + d, base))
-    return Draw(method, baseline, [effect])
+    standardized = own.mean(axis=1) / np.sqrt(run + residual / items)
+    lost = np.zeros(runs, dtype=bool) if lose is None else lose(rng, standardized)
+    return Draw([None if gone else cell for gone, cell in zip(lost, method, strict=True)], baseline, [effect])
 
 
 def regressions(rng: Rng, effect: float, *, splits: int, n: int, test: int) -> Draw:
@@ -205,8 +218,8 @@ def equicorrelated(rng: Rng, effect: float, *, splits: int, n: int, test: int) -
 # ----------------------------------------------------------------------------------------------------------- scenarios
 
 
-def _measured_elsewhere(*_: Any) -> dict[str, float]:
-    raise NotImplementedError("cells of a scenario are drawn, not measured")
+def _measure(*_: Any) -> dict[str, float]:
+    return {}  # never asked: a scenario draws its cells
 
 
 def _part(
@@ -218,7 +231,7 @@ def _part(
 ) -> Part:
     sides = (Candidate("method", "method"), Candidate("baseline", "baseline"))
     replicate = Factor("seed", range(replicates), kind="replicate")
-    return Part("simulated", sides, metrics, (replicate, *factors), variance, claims, _measured_elsewhere)
+    return Part("simulated", sides, metrics, (replicate, *factors), variance, claims, _measure)
 
 
 def _better(metric: str = "score", over: Any = "replicate", **where: Any) -> Claim:
@@ -280,6 +293,11 @@ def _scenarios() -> list[Scenario]:
         _cells("losses at random", 10, lose=at_random),
         _cells("losses where it is worst", 10, lose=where_worst),
         _cells("losses where it is worst (claim below)", 10, lose=where_worst, claim=below, sign=-1),
+        Scenario(
+            "losses where it is worst (same items)", _part(8, (_better(),), variance="crossed"),
+            partial(runs_on_items, runs=8, items=40, **crossed | {"run": 0.5}, lose=where_worst),
+            2.8 * np.sqrt(0.5 / 8 + 1 / 40 + 1 / 320), share=0.5,
+        ),
         _cells("peeking at 5 to 20 replicates", 20, peeked=True, share=0.3),
         Scenario(
             "peeking at 5 to 15 folds of one data set", _part(15, (_better(),), variance="nadeau_bengio"),

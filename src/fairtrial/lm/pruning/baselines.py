@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fairtrial.errors import UnknownNameError
+from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.seeds import torch_generator
 
 if TYPE_CHECKING:
@@ -174,8 +174,14 @@ class SparseGPT:
         dead = diagonal == 0
         mean = diagonal.mean()
         lift = torch.where(dead, mean if mean > 0 else 1.0, self.damping * mean)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian + torch.diag(lift)))
-        return torch.linalg.cholesky(inverse, upper=True)
+        try:
+            inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian + torch.diag(lift)))
+            return torch.linalg.cholesky(inverse, upper=True)
+        except torch.linalg.LinAlgError:
+            raise InputError(
+                f"the Hessian of {len(hessian)} inputs cannot be inverted with damping={self.damping}: give more "
+                "calibration text, or SparseGPT(damping=0.1)"
+            ) from None
 
 
 METRICS: dict[str, IntraMetric] = {

@@ -153,7 +153,8 @@ class FiedlerPrune(OneShotPrune):
             with clock("scores"):
                 factors = self._factors(graph, spectra) if self._alpha > 0 else ()
                 keep = self._sparsify(layout, stats, self.sparsity * step / self.rounds, factors)
-        return self._rows(graph, before, keep, self._alpha), keep
+        with clock("graph"):
+            return self._rows(graph, before, keep, self._alpha), keep
 
     def _fiedler(self, graph: BlockGraph) -> dict[str, Fiedler]:
         return graph.fiedler(laplacian=self.laplacian, modes=1 if self.modes == "all" else self.modes)
@@ -179,7 +180,7 @@ class FiedlerPrune(OneShotPrune):
 
     def _warn_if_localised(self, block: str, spectra: Mapping[str, Fiedler]) -> None:
         for name, result in spectra.items():
-            if self.laplacian == "combinatorial" and result.participation < 3:
+            if self.laplacian == "combinatorial" and 0 < result.participation < 3:
                 warnings.warn(
                     f"{block}: the combinatorial Fiedler vector of {name} sits on {result.participation:.2f} channels, "
                     "so the score protects little else: laplacian='normalised' spreads",

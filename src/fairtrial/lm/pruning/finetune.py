@@ -38,6 +38,21 @@ def freeze_masks(
     ------
     InputError
         No matrix of the blocks has a zero: prune first.
+
+    Examples
+    --------
+    >>> from transformers import AutoModelForCausalLM, LlamaConfig
+    >>> config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+    ...                      num_attention_heads=2, bos_token_id=0, eos_token_id=1)
+    >>> model = AutoModelForCausalLM.from_config(config)
+    >>> from fairtrial.lm.pruning import OneShotPrune
+    >>> _ = OneShotPrune("magnitude").prune(model, None, torch.arange(16).view(2, 8))
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> handles = freeze_masks(model, optimizer)
+    >>> ids = torch.arange(16).view(2, 8)
+    >>> _ = model(ids, labels=ids).loss.backward(), optimizer.step()
+    >>> (model.model.layers[0].mlp.up_proj.weight == 0).sum().item()      # half of 12 x 8
+    48
     """
     masks = {
         p: p.detach() != 0
@@ -102,6 +117,19 @@ def add_masked_lora(
     -------
     list of Parameter
         Give these to an optimizer; afterwards :func:`merge_masked_lora`.
+
+    Examples
+    --------
+    >>> from transformers import AutoModelForCausalLM, LlamaConfig
+    >>> config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+    ...                      num_attention_heads=2, bos_token_id=0, eos_token_id=1)
+    >>> model = AutoModelForCausalLM.from_config(config)
+    >>> from fairtrial.lm.pruning import OneShotPrune
+    >>> _ = OneShotPrune("magnitude").prune(model, None, torch.arange(16).view(2, 8))
+    >>> optimizer = torch.optim.AdamW(add_masked_lora(model, rank=2))     # train with it, then:
+    >>> merge_masked_lora(model)
+    >>> (model.model.layers[0].mlp.up_proj.weight == 0).sum().item()
+    48
     """
     if rank < 1:
         raise InputError(f"rank must be positive, got {rank}")

@@ -57,7 +57,8 @@ class Fiedler:
         (n_a, K) and (n_b, K): eigenvectors on the two parts, u' D u = 1 (normalised) or v' v = 1 (combinatorial); 0 on
         isolated nodes and everywhere on a disconnected graph.
     participation
-        1 / sum p^2 of the mass p the Fiedler vector has on each node: 1 = a single channel, n = all of them evenly.
+        1 / sum p^2 of the mass p the Fiedler vector has on each node: 1 = a single channel, n = all of them evenly, 0 =
+        there is no such vector, the graph being disconnected.
     components
         (n_a + n_b,): the connected component of every node, part a first; -1 = isolated (no edge, left out).
     laplacian
@@ -197,7 +198,7 @@ def fiedler(
     n = int(live_a.sum() + live_b.sum())
     if components.max() != 0:  # disconnected, or no edge at all: lambda_2 = 0, and removing an edge cannot lower it
         return Fiedler(0.0, work.new_zeros(1), work.new_zeros(1), work.new_zeros(work.shape[0], 1),
-                       work.new_zeros(work.shape[1], 1), float("nan"), components, laplacian)  # fmt: skip
+                       work.new_zeros(work.shape[1], 1), 0.0, components, laplacian)  # fmt: skip
     if not 1 <= modes < n:
         raise InputError(f"modes must be between 1 and {n - 1} for a graph of {n} nodes, got {modes}; or use 'all'")
     core = work if n == sum(work.shape) else work[live_a][:, live_b]

@@ -49,6 +49,21 @@ def save_packed(model: Any, folder: str | Path) -> int:
         A causal language model; weights that share memory are written once.
     folder
         Made if need be; config.json is written beside the weights. :func:`load_packed` reads it back bit for bit.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from transformers import AutoModelForCausalLM, LlamaConfig
+    >>> config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+    ...                      num_attention_heads=2, bos_token_id=0, eos_token_id=1)
+    >>> model = AutoModelForCausalLM.from_config(config)
+    >>> from fairtrial.lm.pruning import OneShotPrune
+    >>> _ = OneShotPrune("magnitude").prune(model, None, torch.arange(16).view(2, 8))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     size = save_packed(model, folder)
+    ...     again = load_packed(folder)
+    >>> bool((again.model.layers[0].mlp.up_proj.weight == model.model.layers[0].mlp.up_proj.weight).all())
+    True
     """
     from safetensors.torch import save_file
 
@@ -169,6 +184,18 @@ def measure_sparse(
         Texts generated at once.
     new_tokens
         Tokens generated for each, after a prompt of 8.
+
+    Examples
+    --------
+    >>> from transformers import AutoModelForCausalLM, LlamaConfig
+    >>> config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+    ...                      num_attention_heads=2, bos_token_id=0, eos_token_id=1)
+    >>> model = AutoModelForCausalLM.from_config(config)
+    >>> from fairtrial.lm.pruning import OneShotPrune
+    >>> _ = OneShotPrune("magnitude").prune(model, None, torch.arange(16).view(2, 8))
+    >>> measured = measure_sparse(model, new_tokens=2)
+    >>> measured.packed_bytes < measured.dense_bytes, measured.backend
+    (True, 'compressed rows (CSR)')
     """
     if batch < 1 or new_tokens < 1:
         raise InputError(f"batch and new_tokens must be positive, got {batch} and {new_tokens}")

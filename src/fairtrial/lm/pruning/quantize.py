@@ -84,6 +84,15 @@ def quantize_weights(model: nn.Module, *, bits: int = 4, group_size: int = 128, 
         A causal language model of a known architecture (or with a ``spec``).
     bits, group_size
         As in :func:`quantize_matrix`.
+
+    Examples
+    --------
+    >>> from transformers import AutoModelForCausalLM, LlamaConfig
+    >>> config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+    ...                      num_attention_heads=2, bos_token_id=0, eos_token_id=1)
+    >>> model = AutoModelForCausalLM.from_config(config)
+    >>> quantize_weights(model, bits=8)       # 4 x 8 x 8 and 3 x 12 x 8 codes, 64 scales of two bytes
+    672
     """
     n_bytes = 0
     for layout in block_layouts(model, spec):

@@ -85,7 +85,7 @@ class PruningParams(BaseModel):
             return None
         n, colon, m = value.partition(":")
         if not (colon and n.isdigit() and m.isdigit() and 0 < int(n) < int(m)):
-            raise InputError(f"pattern={value!r}: write N:M with 0 < N < M, such as 2:4")
+            raise InputError(f"{value!r} is no pattern: write N:M with 0 < N < M, such as 2:4")
         return value
 
 
@@ -158,7 +158,8 @@ def dense_model(params: PruningParams) -> tuple[Any, Any]:
     from fairtrial.data.tiny import tiny_causal_lm
 
     if params.model == "tiny" and not Path("tiny").exists():
-        return tiny_causal_lm()
+        model, tokenizer = tiny_causal_lm()
+        return model.to(params.device, getattr(torch, params.dtype)), tokenizer
     path = Path(params.model) if Path(params.model).exists() else sample_path(params.model)
     dtype = getattr(torch, params.dtype)
     return load(path, device=params.device, dtype=dtype, cache=cache_folder() / "models")
@@ -399,6 +400,13 @@ def check(params: PruningParams) -> None:
         if "/" in value or "." in Path(value).name:
             raise InputError(f"{name}={value}: no such file or folder")
         sample_path(find_sample(value).name)
+    if params.device != "cpu":
+        import torch
+
+        try:
+            torch.empty(0, device=params.device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"device={params.device}: {str(error).splitlines()[0]}") from None
     if params.model != "tiny" and Path(params.model).exists():
         from fairtrial.causal_lm.loading import check_loadable
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from fairtrial.errors import FairtrialError, InputError, UnknownNameError
 from fairtrial.trial.code import digest
 from fairtrial.trial.declare import Part, Trial
-from fairtrial.trial.machine import cores, fingerprint
+from fairtrial.trial.machine import fingerprint
 from fairtrial.trial.params import input_digests, key_of
 from fairtrial.trial.pool import ENGINES, Pool
 from fairtrial.trial.stages import codes_of_parts
@@ -91,15 +91,15 @@ class Run:
             raise InputError(f"trial {self.declaration.name!r}: two parts have one name")
         self.inputs = input_digests(self.params)
         self.key_params = key_of(self.params)
-        self.codes, self.notes = codes_of_parts(self.parts, package_of(self.payload), self.version)
+        self.codes, self.notes = codes_of_parts(self.parts, package_of(self.declaration), self.version)
         self.store = Store(self.folder, self.declaration.name)
-        self.pools: dict[tuple[int, int], Pool] = {}
+        self.pool: Pool | None = None
 
     # planning -------------------------------------------------------------------------------------------------------
 
     def plan(self, part: Part, replicates: int | None = None) -> list[Row]:
         """Return the rows of a part in declared order; timed rows alternate their candidates and keep their machine."""
-        machine = fingerprint(cores())
+        machine = fingerprint(self.threads)
         heads = {
             c.label: digest(
                 self.declaration.name, part.name, c.label, _json(self.key_params), _json(self.inputs),
@@ -161,18 +161,21 @@ class Run:
             self.watcher.planned(len(rows), len(rows) - len(missing))
         timed = {part.name for part in self.parts if part.timed}
         with _interruptible():
-            self._work([row for row in missing if row.part not in timed], self.jobs, self.threads)
+            self._work([row for row in missing if row.part not in timed], self.jobs)
             for part in self.parts:
                 if part.timed:
-                    self._work([row for row in missing if row.part == part.name], 1, cores())
+                    self._work([row for row in missing if row.part == part.name], 1)
 
-    def _work(self, rows: list[Row], jobs: int, threads: int) -> None:
-        """Hand groups of rows to workers and write what they answer, until all are finished by whatever process."""
+    def _work(self, rows: list[Row], at_once: int) -> None:
+        """Hand groups of rows to workers and write what they answer, until all are finished by whatever process.
+
+        At most ``at_once`` workers work at a time: one, where times are measured.
+        """
         groups = deque(self._groups(rows))
         if not groups:
             return
-        pool = self._pool(jobs, threads)
-        idle = deque(range(len(pool.inboxes)))
+        pool = self._workers()
+        idle = deque(range(at_once))
         held: list[list[Row]] = []  # groups that another process was computing when we came to them
         beat = time.monotonic()
         busy = 0
@@ -197,16 +200,13 @@ class Run:
             with contextlib.suppress(InputError):
                 self.store.release()
 
-    def _pool(self, jobs: int, threads: int) -> Pool:
-        """Return the workers of this shape: they live as long as the run, so that what they loaded stays loaded."""
-        if self.engine == "ray":  # an actor holds its cores while it lives, and a timed part needs all
-            for shape in self.pools.keys() - {(jobs, threads)}:
-                self.pools.pop(shape).close()
-        if (jobs, threads) not in self.pools:
+    def _workers(self) -> Pool:
+        """Return the workers: they live as long as the run, so that what they loaded stays loaded."""
+        if self.pool is None:
             params = cloudpickle.dumps(self.params)
             opening = Opening(self.payload, params, self.inputs, self.codes, self.folder.absolute(), sys.path)
-            self.pools[jobs, threads] = Pool(self.engine, jobs, threads, opening, self.time_limit)
-        return self.pools[jobs, threads]
+            self.pool = Pool(self.engine, self.jobs, self.threads, opening, self.time_limit)
+        return self.pool
 
     def _take(self, pool: Pool, idle: deque[int]) -> int:
         """Write what workers report, waiting a second at most; return how many groups ended."""
@@ -259,8 +259,8 @@ class Run:
 
     def close(self) -> None:
         """End the workers and close the store."""
-        for pool in self.pools.values():
-            pool.close()
+        if self.pool is not None:
+            self.pool.close()
         self.store.close()
 
 

@@ -161,7 +161,7 @@ def is_current(document: Mapping[str, Any]) -> bool:
     card = cards.find(document["trial"])
     declaration = load_trial(card.trial)
     params = declaration.params.model_validate(document["parameters"])
-    codes, _ = codes_of_parts(declaration.parts(params), package_of(card.trial))
+    codes, _ = codes_of_parts(declaration.parts(params), package_of(declaration))
     return plain(_digests(codes)) == document["code"]
 
 

@@ -74,7 +74,7 @@ class Session:
         self.trial = load_trial(opening.trial)
         self.params = pickle.loads(opening.params)
         self.parts: dict[str, Part] = {part.name: part for part in self.trial.parts(self.params)}
-        package = package_of(opening.trial)
+        package = package_of(self.trial)
         codes, unseen = codes_of_parts(tuple(self.parts.values()), package)
         if isinstance(opening.trial, str) and not unseen and codes != opening.codes:
             raise FairtrialError("the code was edited since the run began: run the same command again")
@@ -129,9 +129,9 @@ def missing_extra(card: cards.Card | None, error: ImportError) -> MissingExtraEr
     return MissingExtraError(",".join(card.extras), error.name)
 
 
-def package_of(trial: str | bytes) -> str:
-    """Return the package that holds a trial named ``"package.module:name"``, or nothing for a pickled one."""
-    return trial.partition(":")[0].rpartition(".")[0] if isinstance(trial, str) else ""
+def package_of(trial: Trial) -> str:
+    """Return the package that holds a trial's ``trial.py``, where the modules its candidates use are looked for."""
+    return getattr(trial.parts, "__module__", "").rpartition(".")[0]
 
 
 def checked(part: Part, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,6 @@
+"""One thread for the whole suite: tests state facts, and two threads a process wait for each other on a busy machine."""
+
+import os
+
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")

@@ -40,7 +40,7 @@ types: $(VENV)/all.done
 	$(BIN)/mypy
 
 docs: $(VENV)/all.done
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/all.done
 	$(BIN)/python benchmarks/run.py

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,34 +114,47 @@ def _verdicts(card: Card, document: dict[str, Any]) -> list[str]:
         "| Claim | Verdict | Estimate | Interval | Cells |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for claim in document["claims"]:
+    for claim, depth in _with_parts(document["claims"]):
         interval = f"{_number(claim['low'])} to {_number(claim['high'])}" if claim["low"] is not None else ""
         text = f"**{claim['id']}** {claim['text']}" + (f" ({claim['reason']})" if claim["reason"] else "")
-        cells = f"{claim['cells']}" + (f", {claim['lost']} lost" if claim["lost"] else "")
-        lines.append(f"| {text} | {claim['verdict']} | {_number(claim['difference'])} | {interval} | {cells} |")
+        cells = (f"{claim['cells']}" if claim["cells"] else "") + (f", {claim['lost']} lost" if claim["lost"] else "")
+        row = (depth * "↳ " + text, claim["verdict"], _number(claim["difference"]), interval, cells)
+        lines.append(f"| {' | '.join(row)} |")
     when = f"Measured on {document['finished'][:10]} by `{document['command']}`"
     return [
         *lines,
         "",
-        when + (", with other code or library versions than today's." if _is_older(card, document) else "."),
+        when + (", with other code or library versions than today's." if _is_older(document) else "."),
+        *_figure(document),
     ]
 
 
-def _is_older(card: Card, document: dict[str, Any]) -> bool:
+def _with_parts(claims: list[dict[str, Any]], depth: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the claims, each followed by those it is made of."""
+    for claim in claims:
+        yield claim, depth
+        yield from _with_parts(claim.get("claims", []), depth + 1)
+
+
+def _is_older(document: dict[str, Any]) -> bool:
     """Return whether what the candidates' code and libraries are is no longer what was measured."""
-    from fairtrial.trial.code import digest
-    from fairtrial.trial.engine import Run
-    from fairtrial.trial.worker import load_trial
+    from fairtrial.trial.result import is_current
 
     try:
-        params = load_trial(card.trial).params(**document["parameters"])
-        with tempfile.TemporaryDirectory() as folder:
-            run = Run(card.trial, params, Path(folder))
-            run.close()
-    except (FairtrialError, ImportError):  # the pages are built without this system's libraries or samples
+        return not is_current(document)
+    except (FairtrialError, ImportError):  # the pages are built without this system's libraries
         return False
-    now = {p: {c: digest(json.dumps(code)) for c, code in codes.items()} for p, codes in run.codes.items()}
-    return now != document["code"]
+
+
+def _figure(document: dict[str, Any]) -> list[str]:
+    """Return the figure of quality against cost that the trial's report shows first."""
+    from fairtrial.report.figures import cost_quality, panels
+    from fairtrial.report.read import Document
+
+    read = Document.model_validate(document)
+    figures = [cost_quality(read, panel, f"figure{i}") for i, panel in enumerate(panels(read))]
+    first = next((figure for figure in figures if figure), None)
+    return ["", f"<figure class='trial'>{first.svg}<figcaption>{first.caption}</figcaption></figure>"] if first else []
 
 
 def _number(value: float | str | None) -> str:
@@ -162,7 +174,7 @@ def on_config(config: Any) -> Any:
     """Give every system its place in the navigation, under its area."""
     methods = next(entry["Methods"] for entry in config["nav"] if "Methods" in entry)
     for area, title in AREAS.items():
-        pages = [{card.method: f"systems/{card.shown}.md"} for card in systems() if card.area == area]
+        pages = [{card.method: f"systems/{card.shown}.md"} for card in cards().values() if card.area == area]
         if pages:
             methods.append({title: pages})
     return config
@@ -173,7 +185,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     written = {file.src_uri for file in files}
-    for card in systems():
+    for card in cards().values():
         if (path := f"systems/{card.shown}.md") not in written:
             files.append(File.generated(config, path, content=""))
     return files
@@ -182,7 +194,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Compose the systems' pages, fill in the table, and turn a block's reason not to run into its title."""
     uri = page.file.src_uri
-    for card in systems():
+    for card in cards().values():
         if uri == f"systems/{card.shown}.md":
             markdown = system_page(card, markdown)
     if BEGIN in markdown:

@@ -1,4 +1,4 @@
-"""One thread for the whole suite: tests state facts, and two threads a process wait for each other on a busy machine."""
+"""One thread for the whole suite: tests state facts, and two threads a process wait for a busy neighbour."""
 
 import os
 

@@ -87,13 +87,15 @@ def test_a_measured_system_shows_its_verdicts(catalogue, monkeypatch):
     }
     document = {"claims": [claim, other], "finished": "2026-11-30T20:00:00", "command": "fairtrial run pruning"}
     monkeypatch.setattr(catalogue, "result", lambda card: json.loads(json.dumps(document)))
-    monkeypatch.setattr(catalogue, "_is_older", lambda card, document: True)
+    monkeypatch.setattr(catalogue, "_is_older", lambda document: True)
+    monkeypatch.setattr(catalogue, "_figure", lambda document: ["the figure"])
     card = find("pruning")
     page = catalogue.system_page(card, "By hand.")
     assert "| **C1** It wins. | HOLDS | 0.123 | 0.05 to inf | 5, 1 lost |" in page
     assert "| **C2** It wins. (too few) | UNDECIDED |  |  | 5 |" in page
     assert "Measured on 2026-11-30 by `fairtrial run pruning`, with other code" in page
     assert "By hand." in page
+    assert "the figure" in page
     assert catalogue._state(card) == "working: 1 HOLDS, 1 UNDECIDED"
 
 

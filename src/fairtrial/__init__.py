@@ -6,7 +6,9 @@ the methods live in the areas (``fairtrial.lm.pruning``, ...). Importing this lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fairtrial.lazy import exports
 
 if TYPE_CHECKING:
     from fairtrial.trial.adhoc import compare as compare
@@ -18,24 +20,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Curve": "fairtrial.trial.declare",
-    "Items": "fairtrial.trial.declare",
-    "Metric": "fairtrial.trial.declare",
-    "Result": "fairtrial.trial.result",
-    "compare": "fairtrial.trial.adhoc",
-    "run": "fairtrial.trial.runner",
-}
-__all__ = ["Curve", "Items", "Metric", "Result", "__version__", "compare", "run"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {
+        "Curve": ".trial.declare",
+        "Items": ".trial.declare",
+        "Metric": ".trial.declare",
+        "Result": ".trial.result",
+        "compare": ".trial.adhoc",
+        "run": ".trial.runner",
+    },
+)

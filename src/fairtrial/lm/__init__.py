@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from fairtrial.lazy import exports
 
-_EXPORTS = {
-    "FiedlerPrune": "pruning",
-    "OneShotPrune": "pruning",
-}
-__all__ = sorted(_EXPORTS)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    {
+        "FiedlerPrune": ".pruning",
+        "OneShotPrune": ".pruning",
+    },
+)

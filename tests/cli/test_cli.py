@@ -341,7 +341,7 @@ def test_apply_runs_the_command_of_a_card_by_any_of_its_names(little, call, name
         ),
         (("mine=f.py:mine", "bass=f.py:base"), "there is no candidate 'base'; did you mean 'bass'?"),
         (("base=f.py:base",), "compare needs two candidates at least"),
-        (("base=json.py:base", "mine=f.py:mine"), "the module 'json' is another file"),
+        (("mine=f.py:mine", "mine=f.py:base"), "label 'mine' is given twice"),
     ],
 )
 def test_compare_refuses_candidates_it_cannot_use(call, tmp_path, monkeypatch, candidates, message):

@@ -101,7 +101,7 @@ def test_code_that_cannot_be_seen_is_computed_again_and_says_so_unless_it_has_a_
         ({"a": noisy, "b": noisy}, {"baseline": "b", "controls": ["x"]}, UnknownNameError, "no candidate 'x'"),
         ({"a": noisy}, {"baseline": "a"}, InputError, "two candidates at least"),
         ({"a": noisy, "b": 3}, {"baseline": "a"}, InputError, "'b' is not callable"),
-        ({"a": noisy, "b": noisy}, {"baseline": "a", "cells": []}, InputError, "cells is empty"),
+        ({"a": noisy, "b": noisy}, {"baseline": "a", "cells": []}, InputError, "cells has 0: give at least two"),
         ({"a": noisy, "b": noisy}, {"baseline": "a", "cells": None}, InputError, "needs cells= and metric="),
         ({"a": noisy, "b": noisy}, {"baseline": "a", "metric": None}, InputError, "needs cells= and metric="),
         ({"a": noisy, "b": noisy}, {"baseline": "a", "until": "decided"}, InputError, "needs an explicit variance="),

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -115,15 +117,13 @@ def test_a_read_only_disk_is_refused_in_one_line(mount):
         assert str(out) in str(error.value)
 
 
-def test_no_permission_is_refused_in_one_line(tmp_path):
+def test_no_permission_is_refused_in_one_line(request):
     """Root may write anywhere, so a child gives up its rights first."""
     if not hasattr(os, "setuid"):
         pytest.skip("there are no users here")
-    folder = tmp_path / "theirs"
-    folder.mkdir(mode=0o755)
-    for parent in (tmp_path, *tmp_path.parents[:3]):
-        if parent.stat().st_uid == os.getuid() and parent != Path("/tmp"):
-            parent.chmod(0o755)
+    folder = Path(tempfile.mkdtemp())  # not below pytest's folders, which are closed to others
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    folder.chmod(0o755)
     text = f"""
 import os
 from pathlib import Path

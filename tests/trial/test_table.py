@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import t as student
 
 from fairtrial.trial.declare import Curve, Factor, Items, Metric
+from fairtrial.trial.evidence import summary
 from fairtrial.trial.table import CannotJudgeError, mean_over
 
 FACTORS = (
@@ -79,7 +80,7 @@ def test_summaries_are_means_with_t_intervals_within_averaged_first(make_table):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 2, 2))
     values = {"a": {(i, (0.1, 0.2)[j], k): v for (i, j, k), v in np.ndenumerate(x)}}
-    entries = make_table(values, factors=FACTORS).summary()
+    entries = summary(make_table(values, factors=FACTORS))
     assert [entry["where"] for entry in entries] == [{"rate": 0.1}, {"rate": 0.2}]
     for j, entry in enumerate(entries):
         units = x[:, j].mean(axis=1)

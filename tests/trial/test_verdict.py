@@ -526,8 +526,25 @@ def test_once_peeked_every_interval_is_anytime_and_looks_at_the_declared_order_o
 
 def test_cost_ratio_is_of_the_two_candidates(make_table):
     table = make_table({"a": np.arange(6.0), "b": np.zeros(6)}, (beats(),))
-    assert verdict(table, seconds={"a": 3.0, "b": 2.0}).cost_ratio == 1.5
+    assert verdict(table, seconds={table.part.name: {"a": 3.0, "b": 2.0}}).cost_ratio == 1.5
+    assert verdict(table, seconds={"another part": {"a": 3.0, "b": 2.0}}).cost_ratio is None
     assert verdict(table).cost_ratio is None
+
+
+def test_an_all_zero_difference_of_binary_items_is_bounded_on_both_sides(make_table):
+    items = Items(list(range(40)), [1.0, 0.0] * 20)
+    table = make_table({"a": [items] * 6, "b": [items] * 6}, (beats(-0.001),), variance="crossed")
+    found = verdict(table)
+    assert found.state == "UNDECIDED"
+    assert found.low < -0.001 < 0 < found.high
+
+
+def test_a_cell_that_diverged_counts_at_least_like_a_lost_one(make_table):
+    rng = np.random.default_rng(0)
+    good, base = rng.normal(0.1, 0.05, 20), rng.normal(0.0, 0.05, 20)
+    assert verdict(make_table({"a": good, "b": base}, (beats(),))).state == "HOLDS"
+    diverged = np.where(np.arange(20) < 5, -np.inf, good)
+    assert verdict(make_table({"a": diverged, "b": base}, (beats(),))).state == "UNDECIDED"
 
 
 def test_no_variance_seen_is_undecided_unless_exact_or_six_equal(make_table):

@@ -201,7 +201,7 @@ def test_ctrl_c_leaves_a_resumable_folder_and_says_how_to_resume(tmp_path, numbe
     output, error = first.communicate(timeout=30)
     assert first.returncode == 130
     assert output == ""
-    assert error == "fairtrial: stopped; the finished cells are in out: run the same command to go on\n"
+    assert error.lstrip() == "fairtrial: stopped; the finished cells are in out: run the same command to go on\n"
     before = len(lines(tmp_path))
     second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert second.returncode == 0

@@ -6,6 +6,7 @@ Ctrl-C, resumable. ``--debug`` shows tracebacks.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -49,7 +50,18 @@ def run_app(arguments: list[str]) -> int:
         if debug:
             raise
         print(f"fairtrial: {error}", file=sys.stderr)
-        return INTERRUPTED if type(error).__name__ == "InterruptedRunError" else BAD_INPUT
+        return BAD_INPUT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush at exit
+        _say_no_more()
         return PIPE_CLOSED
+    except OSError as error:
+        if debug or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EBADF):
+            raise
+        _say_no_more()
+        print(f"fairtrial: cannot write the output: {error.strerror}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _say_no_more() -> None:
+    """Let nothing be left to flush at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

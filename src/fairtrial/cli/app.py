@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fairtrial import cards
-from fairtrial.errors import InputError
+from fairtrial.cli import INTERRUPTED
+from fairtrial.errors import InputError, UnknownNameError
 
 app = typer.Typer(
     name="fairtrial",
@@ -68,6 +71,18 @@ def show_(name: Annotated[str, typer.Argument(help="Any name of a system.")], js
     show.system(cards.find(name), as_json=json)
 
 
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Say how a run that was stopped goes on; typer would swallow it."""
+    from fairtrial.trial.engine import InterruptedRunError
+
+    try:
+        yield
+    except InterruptedRunError as stopped:
+        print(f"fairtrial: {stopped}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(help="Any name of a system.")],
@@ -96,20 +111,21 @@ def run(
         raise InputError(f"--full and --preset {preset} contradict each other: give one")
     if until_flat and until_decided:
         raise InputError("--until-flat and --until-decided contradict each other: give one")
-    result = run_trial(
-        name,
-        preset="full" if full else preset,
-        out=out,
-        jobs=jobs,
-        threads=threads,
-        engine=engine,
-        time_limit=time_limit,
-        until="flat" if until_flat else "decided" if until_decided else None,
-        retry=retry,
-        level=level,
-        progress=not (quiet or json),
-        **parse_settings(set_ or [], params),
-    )
+    with _stoppable():
+        result = run_trial(
+            name,
+            preset="full" if full else preset,
+            out=out,
+            jobs=jobs,
+            threads=threads,
+            engine=engine,
+            time_limit=time_limit,
+            until="flat" if until_flat else "decided" if until_decided else None,
+            retry=retry,
+            level=level,
+            progress=not (quiet or json),
+            **parse_settings(set_ or [], params),
+        )
     return show.result(result, as_json=json)
 
 
@@ -136,27 +152,37 @@ def compare(
     from fairtrial.trial.adhoc import compare as compare_candidates
     from fairtrial.trial.declare import Metric
 
-    result = compare_candidates(
-        dict(map(_function, candidates)),
-        baseline=baseline,
-        metric=Metric(metric, higher_is_better=not lower_is_better),
-        cells=range(cells),
-        margin=margin,
-        out=out,
-        jobs=jobs,
-        threads=threads,
-        engine=engine,
-        time_limit=time_limit,
-        retry=retry,
-        level=level,
-        progress=not (quiet or json),
-    )
+    labels = [candidate.partition("=")[0] for candidate in candidates]
+    if len(set(labels)) < len(labels):
+        raise InputError(
+            f"label {next(x for x in labels if labels.count(x) > 1)!r} is given twice: name each candidate"
+        )
+    with _stoppable():
+        result = compare_candidates(
+            dict(map(_function, candidates)),
+            baseline=baseline,
+            metric=Metric(metric, higher_is_better=not lower_is_better),
+            cells=range(cells),
+            margin=margin,
+            out=out,
+            jobs=jobs,
+            threads=threads,
+            engine=engine,
+            time_limit=time_limit,
+            retry=retry,
+            level=level,
+            progress=not (quiet or json),
+        )
     return show.result(result, as_json=json)
 
 
 def _function(candidate: str) -> tuple[str, Any]:
     """Return (label, function) of ``LABEL=FILE.py:FUNCTION``."""
-    import importlib
+    import importlib.util
+
+    import cloudpickle
+
+    from fairtrial.trial.code import digest
 
     label, equals, target = candidate.partition("=")
     file, colon, name = target.rpartition(":")
@@ -165,14 +191,19 @@ def _function(candidate: str) -> tuple[str, Any]:
         raise InputError(f"{candidate!r}: write a candidate as LABEL=FILE.py:FUNCTION")
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"{path} is not a Python file")
+    # Each file is a module of its own, pickled by value: two files may have one name.
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest(str(path.resolve()))}", path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     if str(path.parent.resolve()) not in sys.path:
         sys.path.insert(0, str(path.parent.resolve()))
     try:
-        module = importlib.import_module(path.stem)
+        spec.loader.exec_module(module)
     except Exception as error:
         raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    if Path(module.__file__ or "").resolve() != path.resolve():
-        raise InputError(f"{path}: the module {path.stem!r} is another file, {module.__file__}: rename yours")
+    cloudpickle.register_pickle_by_value(module)
     if not callable(getattr(module, name, None)):
         raise InputError(f"{path} has no function {name!r}")
     return label, getattr(module, name)
@@ -189,7 +220,10 @@ class _ApplyGroup(typer.core.TyperGroup):
 
         from fairtrial.trial.runner import extra_named
 
-        card = cards.find(name)
+        try:
+            card = cards.find(name)
+        except UnknownNameError:
+            raise UnknownNameError("command", name, self.list_commands(context)) from None
         if not card.commands:
             state = "is planned, not built yet" if card.state == "planned" else "has no command"
             raise InputError(f"{card.shown} {state}: fairtrial apply --help lists the commands")
@@ -244,10 +278,18 @@ def samples_get(
     from fairtrial.data import samples
 
     known = samples.list_samples()
-    wanted = [sample for name in names for sample in ([name] if name in known else cards.find(name).samples)]
+    wanted = [sample for name in names for sample in ([name] if name in known else _samples_of(name, known))]
     say = None if json else lambda line: print(line, file=sys.stderr)
     found = {name: str(samples.get(name, source, progress=say)) for name in dict.fromkeys(wanted)}
     print(json_module.dumps(found) if json else "\n".join(f"{name}  {path}" for name, path in found.items()))
+
+
+def _samples_of(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    try:
+        return cards.find(name).samples
+    except UnknownNameError:
+        with_samples = [card.shown for card in cards.cards().values() if card.samples]
+        raise UnknownNameError("sample or system with samples", name, [*known, *with_samples]) from None
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,19 @@ from fairtrial.cli import CELLS_LOST, DONE
 from fairtrial.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from fairtrial.trial.result import Result
-    from fairtrial.trial.verdict import ClaimResult
+    from rich.console import Console
 
-STYLES = {"HOLDS": "bold green", "FAILS": "bold red", "UNDECIDED": "bold yellow", "REPORTED": "cyan"}
+    from fairtrial.report.read import Claim, Document, Part
+    from fairtrial.trial.result import Result
+
+STYLES = {
+    "HOLDS": "bold green",
+    "FAILS": "bold red",
+    "UNDECIDED": "bold yellow",
+    "REPORTED": "cyan",
+    "UNMEASURED": "dim",
+}
+WIDE = 100  # columns from which on there is room for the units
 
 
 def catalogue(area: str | None, working: bool, *, as_json: bool) -> None:
@@ -81,41 +91,67 @@ def result(outcome: Result, *, as_json: bool) -> int:
         print(json.dumps(outcome.document))
         return CELLS_LOST if lost else DONE
     from rich.console import Console
-    from rich.table import Table as RichTable
     from rich.text import Text
 
+    from fairtrial.report.read import Document
+
     console = Console(highlight=False, markup=False)  # brackets are intervals and ids
-    table = RichTable(box=None, pad_edge=False, header_style="dim")
-    for column in ("", "claim", "", "difference", "interval", "units"):
-        table.add_column(column, overflow="fold", justify="right" if column in ("difference", "units") else "left")
-    for verdict in outcome.verdicts:
-        for claim, depth in _with_children(verdict):
-            text = claim.text if depth == 0 else ""
-            difference, interval = _estimate(claim)
-            state = Text(claim.state, style=STYLES[claim.state])
-            units = str(claim.units) if claim.units else ""
-            table.add_row(" " * depth + claim.id, Text(text), state, difference, interval, units)
-    console.print(table)
-    for verdict in outcome.verdicts:
-        if verdict.reason:
-            console.print(Text(f"{verdict.id}: {verdict.reason}", style="dim"))
+    _verdicts(console, Document.model_validate(outcome.document))
     if lost:
         console.print(Text(f"{lost} cell{'s were' if lost > 1 else ' was'} lost: --retry measures again", style="red"))
     console.print(Text(f"report: {_short(report)}"), soft_wrap=True)
     return CELLS_LOST if lost else DONE
 
 
-def _with_children(claim: ClaimResult, depth: int = 0) -> list[tuple[ClaimResult, int]]:
-    return [(claim, depth), *(pair for child in claim.claims for pair in _with_children(child, depth + 1))]
+def _verdicts(console: Console, document: Document) -> None:
+    """Print every claim's sentence and, below it, its verdict and numbers, in columns."""
+    from rich.text import Text
+
+    from fairtrial.report import words
+
+    entries = [entry for claim in document.claims for entry in _with_children(claim)]
+    numbers = [_numbers(claim, document.part(claim.part)) for claim, _, _ in entries]
+    widths = [max(len(row[column]) for row in numbers) for column in range(3)] if numbers else []
+    units = console.width >= WIDE
+    for (claim, parent, depth), (found, interval, bound) in zip(entries, numbers, strict=True):
+        left, inner = "  " * depth, "  " * depth + "    "
+        text = claim.text if parent is None or claim.text != parent.text else ""  # the id says at which value
+        head = Text(textwrap.fill(f"{claim.id}  {text}", console.width, initial_indent=left, subsequent_indent=inner))
+        head.stylize("bold", len(left), len(left) + len(claim.id))
+        console.print(head)
+        state = (f"{words.state(claim.state):<12}", STYLES[claim.state])
+        columns = f"  {found:>{widths[0]}}  {interval:<{widths[1]}}  {bound:<{widths[2]}}"
+        if units and claim.units:
+            columns += f"  {claim.units} {claim.over}{'s' * (claim.units > 1)}"
+        line = Text.assemble(inner, state, columns)
+        line.rstrip()
+        console.print(line)
+        if claim.reason and not claim.claims:  # a composite one's reason is that of one of its parts
+            reason = textwrap.fill(claim.reason, console.width, initial_indent=inner, subsequent_indent=inner)
+            console.print(Text(reason, style="dim"))
+    if any(claim.state != "REPORTED" and not math.isnan(claim.low) for claim, _, _ in entries):
+        level = f"together they keep {document.level * 100:g} %"
+        console.print(Text(f"intervals at the level of each claim's rank (Holm); {level}", style="dim"))
 
 
-def _estimate(claim: ClaimResult) -> tuple[str, str]:
-    if math.isnan(claim.difference):
-        return "", ""
-    sign = "" if claim.quantity["kind"] in ("level", "statistic") else "+"
-    bound = "".join(f" {side} {value:g}" for side, value in claim.bound.items())
-    interval = "" if math.isnan(claim.low) else f"[{claim.low:{sign}.3g}, {claim.high:{sign}.3g}]{bound}"
-    return f"{claim.difference:{sign}.3g}", interval
+def _with_children(claim: Claim, parent: Claim | None = None, depth: int = 0) -> list[tuple[Claim, Claim | None, int]]:
+    below = [entry for child in claim.claims for entry in _with_children(child, claim, depth + 1)]
+    return [(claim, parent, depth), *below]
+
+
+def _numbers(claim: Claim, part: Part) -> tuple[str, str, str]:
+    """Return estimate, interval and what is claimed; of a difference of logarithms the ratios it means."""
+    from fairtrial.report import words
+
+    ratio = words.is_ratio(claim)
+    seen = words.as_ratio(claim, part)
+    if math.isnan(seen.difference):
+        return "", "", ""
+    unit = " x" if ratio else ""
+    sign = "" if ratio or claim.quantity.kind in ("level", "statistic") else "+"
+    interval = "" if math.isnan(seen.low) else f"[{seen.low:{sign}.3g}, {seen.high:{sign}.3g}]"
+    bound = " ".join(f"{'>' if side == 'above' else '<'} {value:.3g}{unit}" for side, value in seen.bound.items())
+    return f"{seen.difference:{sign}.3g}{unit}", interval, bound
 
 
 def _short(path: Path) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import BaseModel
@@ -92,25 +93,21 @@ def compare(
     >>> result.verdicts[0].state
     'HOLDS'
     """
-    if baseline not in candidates:
-        raise UnknownNameError("candidate", baseline, candidates)
-    for control in controls:
-        if control not in candidates:
-            raise UnknownNameError("candidate", control, candidates)
-    if len(candidates) < 2:
-        raise InputError("compare needs two candidates at least: the baseline and one other")
+    _check_labels(candidates, baseline, controls)
+    if metric is not None and not isinstance(metric, Metric):
+        raise InputError(f"metric={metric!r}: give fairtrial.Metric({str(metric)!r}, higher_is_better=...)")
+    if variance is not None and variance not in get_args(Variance):
+        raise UnknownNameError("variance", variance, get_args(Variance))
     if X is not None:
         measures, values, metric, own = _estimators(candidates, X, y, scoring, cv, groups)
         variance = variance or own
     else:
         if cells is None or metric is None:
             raise InputError("compare needs cells= and metric= for callables, or X and y for estimators")
-        measures, values = dict(candidates), list(cells)
+        measures, values = dict(candidates), _checked_cells(cells)
         for label, function in measures.items():
             if not callable(function):
                 raise InputError(f"candidate {label!r} is not callable: give a function of a cell")
-    if not values:
-        raise InputError("cells is empty: give at least two")
     role = {**dict.fromkeys(controls, "control"), baseline: "baseline"}
     if until == "decided" and variance is None:
         raise InputError("until='decided' needs an explicit variance=: say what two cells share")
@@ -141,6 +138,36 @@ def compare(
         out=Path(out), jobs=jobs, threads=threads, engine=engine, time_limit=time_limit, until=until, retry=retry,
         level=level, version=version, progress=progress, command="fairtrial.compare(...)",
     )  # fmt: skip
+
+
+def _check_labels(candidates: Mapping[str, Any], baseline: str, controls: Sequence[str]) -> None:
+    if not isinstance(candidates, Mapping):
+        raise InputError("candidates: give a mapping of labels to callables or estimators")
+    if len(candidates) < 2:
+        raise InputError("compare needs two candidates at least: the baseline and one other")
+    for label in candidates:
+        if not isinstance(label, str) or not label.strip():
+            raise InputError(f"candidate {label!r}: a label is a text that is not empty")
+    for label in (baseline, *controls):
+        if label not in candidates:
+            raise UnknownNameError("candidate", label, candidates)
+
+
+def _checked_cells(cells: Iterable[Any]) -> list[Any]:
+    """Return the cells as a list: two or more JSON values, no two alike."""
+    if not isinstance(cells, Iterable) or isinstance(cells, str | Mapping):
+        raise InputError(f"cells={cells!r}: give several, such as range(20)")
+    values = list(cells)
+    try:
+        texts = [json.dumps(value) for value in values]
+    except TypeError as error:
+        raise InputError(f"cells: each must be a JSON value, such as a seed or a name ({error})") from None
+    if len(values) < 2:
+        raise InputError(f"cells has {len(values)}: give at least two")
+    if len(set(texts)) < len(texts):
+        twice = next(text for text in texts if texts.count(text) > 1)
+        raise InputError(f"cells: {twice} comes twice, and a cell is measured once")
+    return values
 
 
 def _constant(parts: tuple[Part, ...], _params: Any) -> tuple[Part, ...]:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import cloudpickle
 from pydantic import BaseModel
 
-from fairtrial.errors import FairtrialError, InputError, UnknownNameError
+from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.trial.code import digest
 from fairtrial.trial.declare import Part, Trial
 from fairtrial.trial.machine import fingerprint
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 Until = Literal["flat", "decided"]
 
 
-class InterruptedRunError(FairtrialError):
-    """A run was ended by Ctrl-C or SIGTERM; its folder resumes."""
+class InterruptedRunError(KeyboardInterrupt):
+    """A run was ended by Ctrl-C or SIGTERM; its folder resumes. Like any interrupt it passes ``except Exception``."""
 
 
 class Watcher(Protocol):

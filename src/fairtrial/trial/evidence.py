@@ -4,8 +4,9 @@ Settled rules, in one place:
 
 * An interval generalises over replicates only; ``within`` factors are averaged first, then settings.
 * ``inf`` counts as the worst finite value that the metric took in the part.
-* A cell lost by either side drops its pair. A claim with lost pairs holds only if it also holds with each of them set
-  a standard deviation beyond the worst value seen, and a bootstrapped one not at all.
+* A cell lost by either side drops its pair. A claim with lost pairs, or with cells that diverged against it, holds only
+  if it also holds with each of them set a standard deviation beyond the worst value seen. A bootstrapped claim with
+  lost cells does not hold at all.
 * None is not applicable: a setting where a metric is always None is left out.
 """
 
@@ -29,7 +30,8 @@ from fairtrial.trial.table import CannotJudgeError, Table, mean_over
 class Evidence:
     """What the cells say about one claim's quantity, before it is judged.
 
-    ``filled`` is the same with every lost pair set to the lowest value seen, and with each set to the highest.
+    ``filled`` is the same with every lost pair, and every cell that diverged against it, set beyond the lowest value
+    seen; and with each set beyond the highest.
     """
 
     estimate: float = math.nan
@@ -71,7 +73,7 @@ def gather(table: Table, quantity: Quantity, over: str, anytime: bool) -> Eviden
         if isinstance(quantity, Statistic):
             return _bootstrapped(table, quantity, over)  # one look only: `runner` refuses further ones
         terms, log = terms_of(table.part, quantity)
-        if over == "item" or (table.part.variance in ("crossed", "design") and _has_items(table, terms)):
+        if over == "item" or (table.part.variance in ("crossed", "design") and table.has_items(terms[0][2])):
             return _over_items(table, terms, log, over, anytime and over != "item")
         return _over_replicates(table, terms, log, anytime)
     except InputError as error:  # of the statistics: too few cells, no variance to be had
@@ -81,6 +83,42 @@ def gather(table: Table, quantity: Quantity, over: str, anytime: bool) -> Eviden
 
 
 Terms = list[tuple[float, str, str, Mapping[str, Any]]]  # (weight, candidate, metric, where)
+
+
+def summary(table: Table) -> list[dict[str, Any]]:
+    """Return mean and 95% interval, not corrected for others, of each candidate, metric and setting of a part.
+
+    An interval that is not known is NaN: of an exact metric, of one that did not vary, of a single replicate. That of a
+    timed metric is Student's for the logarithms, and its mean is geometric: times are skewed.
+    """
+    entries = []
+    for candidate in table.part.candidates:
+        for metric in table.part.metrics:
+            for where in table.combos:
+                few = len(table.replicates) < 5 and table.has_items(metric.name)
+                found = gather(table, Level(candidate.label, metric.name, where), "item" if few else "replicate", False)
+                mean, low, high = found.estimate, math.nan, math.nan
+                if found.uncertainty and not metric.exact:
+                    low, high = found.uncertainty.at(0.95)
+                times = mean_over(table.numbers(candidate.label, metric.name, where)[:, 0], axis=-1)
+                if metric.timed and found.uncertainty and np.nanmin(times) > 0:
+                    logs = stats.mean_interval(np.log(times[np.isfinite(times)]))
+                    mean, low, high = (math.exp(min(x, 700.0)) for x in (logs.mean, *logs.at(0.95)))
+                entries.append(
+                    {
+                        "part": table.part.name,
+                        "candidate": candidate.label,
+                        "role": candidate.role,
+                        "metric": metric.name,
+                        "where": where,
+                        "mean": mean,
+                        "low": low if math.isfinite(low) else math.nan,
+                        "high": high if math.isfinite(high) else math.nan,
+                        "cells": found.cells,
+                        "lost": found.lost,
+                    }
+                )
+    return entries
 
 
 def terms_of(part: Part, quantity: Quantity) -> tuple[Terms, bool]:
@@ -151,9 +189,10 @@ def _over_replicates(table: Table, terms: Terms, log: bool, anytime: bool) -> Ev
         interval = mean_interval(units)
         moments = moments_of_cells(units, variance, **sizes)
         reasons += interval.notes
-        if pair_lost:
+        against, for_it = (lost | (cells > 0) for cells in _diverged(table, terms))
+        if against.any() or for_it.any():
             reach = _beyond(units)
-            low, high = (np.where(lost, estimate + side * reach, total) for side in (-1, 1))
+            low, high = np.where(against, estimate - reach, total), np.where(for_it, estimate + reach, total)
             filled = mean_interval(low[np.isfinite(low)]), mean_interval(high[np.isfinite(high)])
     else:
         reasons.append("one replicate: an interval needs two")
@@ -176,6 +215,7 @@ def _over_items(table: Table, terms: Terms, log: bool, over: str, anytime: bool)
         scores[replicate, item] = [
             weight * side[replicate, item] for (weight, *_), side in zip(terms, sides, strict=True)
         ]
+    scale = max(abs(score) for side in sides for score in side.values())
     reasons = _caveats(table, terms)
     if lost:
         reasons.append(f"{lost} cell{'s' * (lost > 1)} lost")
@@ -184,7 +224,7 @@ def _over_items(table: Table, terms: Terms, log: bool, over: str, anytime: bool)
         for (_, item), parts in scores.items():
             items.setdefault(item, []).append(sum(parts))
         units = np.array([np.mean(v) for v in items.values()])
-        interval = stats.mean_interval(units)
+        interval = stats.mean_interval(units, scale=scale)
         moments, count = None, len(units)
     else:
         for row in (row for grid in grids for row in grid.flat):
@@ -197,16 +237,22 @@ def _over_items(table: Table, terms: Terms, log: bool, over: str, anytime: bool)
             np.array(replicates), np.array(answered), np.array([sum(p) for p in scores.values()]),
             train=[trains[r] for r in present] if len(trains) == len(present) else None,
         )  # fmt: skip
+        # Differences of 0/1 scores may be all 0 and still be differences: what they can be is not read off them.
+        binary = all(score in (0.0, 1.0) for side in sides for score in side.values())
+        support = (-1.0, 1.0) if binary and sorted(w for w, *_ in terms) == [-1.0, 1.0] else None
+        if len(terms) > 1:
+            table_of = replace(table_of, support=support, scale=scale)
         interval = stats.interval(table_of, variance=table.part.variance, anytime=anytime)
         units = table_of.means
         moments, count = moments_of(table_of, table.part.variance), len(present)
     reasons += interval.notes
     estimate = float(units.mean())
     filled = None
-    if lost:  # the lost share of each side set beyond the farthest unit, with the variance of what was scored
-        share = min(1.0, lost * len(grids) / sum(grid.size for grid in grids))
-        reach = share * _beyond(units)
-        filled = _shifted(interval, -reach), _shifted(interval, reach)
+    against, for_it = (lost + int(cells.sum()) for cells in _diverged(table, terms))
+    if against or for_it:  # that share of each side set beyond the farthest unit, with the variance of what was scored
+        size = sum(grid.size for grid in grids) / len(grids)
+        low, high = (_beyond(units) * min(1.0, count / size) for count in (against, for_it))
+        filled = _shifted(interval, -low), _shifted(interval, high)
     paired_gain = None
     if len(terms) == 2:
         by_item: dict[Any, list[list[float]]] = {}
@@ -292,10 +338,6 @@ def _same_cells(terms: Terms) -> bool:
     return all(term[3] == terms[0][3] for term in terms)
 
 
-def _has_items(table: Table, terms: Terms) -> bool:
-    return any(isinstance(row.metrics.get(terms[0][2]), Items) for row in table.rows)
-
-
 def _counted_once(
     table: Table, total: np.ndarray, lost: np.ndarray, per: set[str | None]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -316,10 +358,17 @@ def _fold_sizes(table: Table, terms: Terms) -> dict[str, Any]:
     raise CannotJudgeError("folds of one data set need their sizes: return Items with train_ids")
 
 
+def _diverged(table: Table, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
+    """Return in how many cells of each replicate a metric diverged, lowering the sum of the terms and raising it."""
+    signs = [weight * table.diverged(c, m, where) for weight, c, m, where in terms]
+    lowering, raising = (np.sum([(side * sign > 0).sum(axis=(1, 2)) for sign in signs], axis=0) for side in (-1, 1))
+    return lowering, raising
+
+
 def _caveats(table: Table, terms: Terms) -> list[str]:
     caveats = []
     for _, c, m, where in terms:
-        count = table.diverged(c, m, where)
+        count = int(np.count_nonzero(table.diverged(c, m, where)))
         if count:
             caveats.append(f"{c} diverged in {count} cell{'s' * (count > 1)}, counted as the worst value seen")
     return caveats

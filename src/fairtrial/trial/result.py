@@ -9,7 +9,7 @@
     claims     [{id, part, text, verdict, quantity, over, difference, low, high, level, low95, high95, bound, p_value,
                  cells, lost, units, sample_gain, paired_gain, cost_ratio, reason, claims (of a composite)}]
     summary    [{part, candidate, role, metric, where, mean, low, high, cells, lost}]     95% intervals, uncorrected
-    costs      [{candidate (null: shared), role, seconds, peak, peak_sampled, stages {name: seconds}}]
+    costs      [{candidate (null: shared), role, seconds, peak, peak_sampled, stages {name: seconds}}]  of untimed parts
     lost       [{part, candidate, factors, reason}]
     paper      what the paper states, from the card: never measured here
 
@@ -38,6 +38,7 @@ from fairtrial.errors import InputError
 from fairtrial.trial.code import digest
 from fairtrial.trial.declare import Curve, Items, Part
 from fairtrial.trial.engine import Run
+from fairtrial.trial.evidence import summary
 from fairtrial.trial.machine import machine
 from fairtrial.trial.stages import Codes, codes_of_parts
 from fairtrial.trial.store import Row, explain
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """The outcome of a run.
 
@@ -64,6 +65,11 @@ class Result:
     parts: tuple[Part, ...]
     rows: list[Row]
     folder: Path
+
+    def __repr__(self) -> str:
+        lost = sum(row.status == "failed" for row in self.rows)
+        cells = f"{len(self.rows)} cells" + (f", {lost} lost" if lost else "")
+        return "\n".join([f"Result of {self.document['trial']} ({cells}) in {self.folder}", *map(str, self.verdicts)])
 
     def to_frame(self, part: str | None = None) -> pd.DataFrame:
         """Return one row a candidate and cell: part, candidate, role, factors, metrics, seconds, peak, status, reason.
@@ -119,10 +125,14 @@ def collect(
     by_part = {part.name: [row for row in rows if row.part == part.name] for part in run.parts}
     tables = {part.name: Table(part, by_part[part.name]) for part in run.parts}
     peeked = run.store.marked("peeked")
-    expenses = _costs(run.parts, rows, costs)
-    one_machine = len({row.machine for row in rows if row.status == "done"}) == 1
+    timed = {part.name for part in run.parts if part.timed}  # whose cells measure cost, and are none
+    spent = [row for row in rows if row.part not in timed]
+    expenses = _costs(run.parts, spent, run.store.stage_costs(key for row in spent for key in row.stages))
+    one_machine = len({row.machine for row in spent if row.status == "done"}) == 1
     seconds = {e["candidate"]: e["seconds"] for e in expenses} if one_machine else {}
-    verdicts = judge(tables, level=level, peeked=peeked, seconds=seconds)
+    verdicts = judge(
+        tables, level=level, peeked=peeked, seconds={part.name: seconds for part in run.parts if not part.timed}
+    )
     document = {
         "schema": SCHEMA,
         "fairtrial": fairtrial.__version__,
@@ -144,7 +154,7 @@ def collect(
         "code": _digests(run.codes),
         "parts": [_describe(part, by_part[part.name]) for part in run.parts],
         "claims": [verdict.to_dict() for verdict in verdicts],
-        "summary": [entry for table in tables.values() for entry in table.summary()],
+        "summary": [entry for table in tables.values() for entry in summary(table)],
         "costs": expenses,
         "lost": [
             {"part": row.part, "candidate": row.candidate, "factors": row.factors, "reason": row.reason}
@@ -206,7 +216,7 @@ def _describe(part: Part, rows: list[Row]) -> dict[str, Any]:
 
 
 def _costs(parts: tuple[Part, ...], rows: list[Row], stages: list) -> list[dict[str, Any]]:
-    """Return what each candidate took, its stages included, and last what all shared."""
+    """Return what each candidate took in ``rows``, its stages included, and last what all shared."""
     roles = {c.label: c.role for part in parts for c in part.candidates}
     costs: list[dict[str, Any]] = []
     for label in (*roles, None):

@@ -71,8 +71,6 @@ def run(
     >>> result.verdicts[0].state  # doctest: +SKIP
     'HOLDS'
     """
-    if until not in (None, "flat", "decided"):
-        raise InputError(f"until={until!r}: choose 'flat' or 'decided'")
     card = None
     if isinstance(trial, str):
         card = cards.find(trial)
@@ -107,6 +105,12 @@ def run_declared(
     **about: Any,
 ) -> Result:
     """Run a trial whose parameters are checked; ``about`` goes into the result's document."""
+    if until not in (None, "flat", "decided"):
+        raise InputError(f"until={until!r}: choose 'flat' or 'decided'")
+    if (jobs is not None and jobs < 1) or (threads is not None and threads < 1):
+        raise InputError(f"jobs={jobs}, threads={threads}: each must be at least 1, or None for all cores")
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(f"time_limit={time_limit}: give seconds above 0, or None")
     if not 0 < level < 1:
         raise InputError(f"level={level}: give a confidence level between 0 and 1, such as 0.95")
     jobs, threads = _share_cores(jobs, threads)

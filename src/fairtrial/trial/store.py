@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from filelock import FileLock
 
 from fairtrial.errors import FairtrialError, InputError
 from fairtrial.trial.declare import Curve, Items
@@ -105,7 +106,8 @@ class Store:
             ) from None
         if not os.access(folder, os.W_OK):
             raise InputError(f"no permission to write in {folder}: choose another output folder with --out")
-        with self._explained():
+        # Two processes that turn a new file to WAL at one moment lock each other out, whatever the timeout.
+        with self._explained(), FileLock(folder / "cells.lock"):
             # autocommit: transactions are begun and ended in sight (see `_transaction`)
             self.db = sqlite3.connect(self.file, timeout=60, isolation_level=None)
             try:
@@ -287,7 +289,7 @@ class Store:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise InputError(explain(error, self.folder)) from error
 
 

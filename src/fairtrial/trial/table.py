@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairtrial import stats
 from fairtrial.errors import FairtrialError
 from fairtrial.trial.declare import Curve, Items, Part
 from fairtrial.trial.store import Row
@@ -108,9 +107,10 @@ class Table:
             self._worst[metric] = pick(finite) if finite else 0.0
         return self._worst[metric]
 
-    def diverged(self, candidate: str, metric: str, where: Mapping[str, Any]) -> int:
-        """Return in how many cells of a candidate the metric was infinite."""
-        return int(np.isinf(_vectorized(lambda row: _number(row, metric), self.cells(candidate, where))).sum())
+    def diverged(self, candidate: str, metric: str, where: Mapping[str, Any]) -> np.ndarray:
+        """Return 1 or -1 for the cells of a candidate whose metric is infinite, with its sign, and 0 for the others."""
+        values = _vectorized(lambda row: _number(row, metric), self.cells(candidate, where))
+        return np.where(np.isinf(values), np.sign(values), 0.0)
 
     def units(self, candidate: str, metric: str, where: Mapping[str, Any], log: bool) -> np.ndarray:
         """Return the metric of each cell, logarithms where ``log``; refuses logs of what is not positive."""
@@ -126,6 +126,10 @@ class Table:
         rows = self.cells(candidate, where)
         absent = _vectorized(lambda r: r is not None and r.status == "done" and r.metrics[metric] is None, rows, bool)
         return np.logical_not(np.all(absent, axis=(0, 2)))
+
+    def has_items(self, metric: str) -> bool:
+        """Whether scores of single items were measured."""
+        return any(isinstance(row.metrics.get(metric), Items) for row in self.rows)
 
     def whole_replicates(self) -> list[int]:
         """Return the indices of the replicates that are done for all candidates."""
@@ -195,37 +199,11 @@ class Table:
             for name, value in row.metrics.items():
                 if isinstance(value, Items):
                     table = scores.setdefault(name, np.full((len(self._done), len(at)), np.nan))
-                    table[place, [at[item] for item in np.asarray(value.ids).tolist()]] = value.values
+                    where = [at[item] for item in np.asarray(value.ids).tolist()]
+                    count = np.bincount(where, minlength=len(at))  # an item may come more than once: its mean counts
+                    total = np.bincount(where, weights=np.asarray(value.values, dtype=float), minlength=len(at))
+                    table[place, count > 0] = total[count > 0] / count[count > 0]
         return scores
-
-    def summary(self) -> list[dict[str, Any]]:
-        """Return mean and uncorrected 95% interval of each candidate, metric and setting."""
-        entries = []
-        for candidate in self.part.candidates:
-            for metric in self.part.metrics:
-                for combo in self.combos:
-                    values = self.numbers(candidate.label, metric.name, combo)[:, 0]
-                    lost = int(self.lost(candidate.label, combo).sum())
-                    units = mean_over(values, axis=-1)
-                    units = units[np.isfinite(units)]
-                    low = high = math.nan
-                    if len(units) >= 2:
-                        low, high = stats.mean_interval(units).at(0.95)
-                    entries.append(
-                        {
-                            "part": self.part.name,
-                            "candidate": candidate.label,
-                            "role": candidate.role,
-                            "metric": metric.name,
-                            "where": combo,
-                            "mean": float(units.mean()) if len(units) else math.nan,
-                            "low": low,
-                            "high": high,
-                            "cells": int(np.isfinite(values).sum()),
-                            "lost": lost,
-                        }
-                    )
-        return entries
 
 
 def _combinations(factors: Sequence[Any]) -> list[dict[str, Any]]:

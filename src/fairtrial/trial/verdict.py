@@ -123,7 +123,7 @@ def judge(
     *,
     level: float = 0.95,
     peeked: bool = False,
-    seconds: Mapping[str, float] | None = None,
+    seconds: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[ClaimResult]:
     """Return the verdicts on all claims, in declared order.
 
@@ -207,7 +207,7 @@ def _exactly(table: Table, claim: Exact) -> tuple[State, str | None]:
 
 
 def _result(
-    node: _Node, verdict: tuple[State, float, float] | None, level: float, seconds: Mapping[str, float]
+    node: _Node, verdict: tuple[State, float, float] | None, level: float, seconds: Mapping[str, Mapping[str, float]]
 ) -> ClaimResult:
     claim = node.claim
     base = ClaimResult(claim.id, node.part, claim.text, "UNDECIDED", _describe(claim), level=level)
@@ -226,7 +226,7 @@ def _result(
     return replace(_estimated(base, node, own_level, seconds), state=state, p_value=p)
 
 
-def _child(node: _Node, level: float, siblings: int, seconds: Mapping[str, float]) -> ClaimResult:
+def _child(node: _Node, level: float, siblings: int, seconds: Mapping[str, Mapping[str, float]]) -> ClaimResult:
     """Return a child of a composite claim, with the state its own interval shows.
 
     To hold, all children must, each at the parent's ``level``; to fail one is enough, so each must fail at a level
@@ -240,7 +240,7 @@ def _child(node: _Node, level: float, siblings: int, seconds: Mapping[str, float
     return _result(node, (state, level, p), level, seconds)
 
 
-def _estimated(base: ClaimResult, node: _Node, level: float, seconds: Mapping[str, float]) -> ClaimResult:
+def _estimated(base: ClaimResult, node: _Node, level: float, seconds: Mapping[str, Mapping[str, float]]) -> ClaimResult:
     claim = node.claim
     assert isinstance(claim, Claim | Report)
     last = node.looks[-1]
@@ -250,7 +250,7 @@ def _estimated(base: ClaimResult, node: _Node, level: float, seconds: Mapping[st
     low95, high95 = _within(node.looks, 0.95, bound)
     ratio = None
     if isinstance(claim.quantity, Difference):
-        a, b = (seconds.get(label) for label in (claim.quantity.a, claim.quantity.b))
+        a, b = (seconds.get(node.part, {}).get(label) for label in (claim.quantity.a, claim.quantity.b))
         ratio = a / b if a and b else None
     gain = last.moments.gain if last.moments else None
     return replace(

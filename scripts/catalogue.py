@@ -7,6 +7,7 @@ of every system: what the card says, around what ``docs/systems/<name>.md`` adds
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -16,6 +17,8 @@ from typing import Any
 
 from fairtrial.cards import AREAS, Card, cards
 from fairtrial.errors import FairtrialError
+from fairtrial.report import words
+from fairtrial.report.read import Claim, Document
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- methods: written by scripts/catalogue.py -->", "<!-- end of methods -->"
@@ -55,8 +58,8 @@ def _state(card: Card) -> str:
     document = result(card)
     if document is None:
         return card.state
-    counts = Counter(claim["verdict"] for claim in document["claims"])
-    said = [f"{counts[verdict]} {verdict}" for verdict in ("HOLDS", "FAILS", "UNDECIDED") if counts[verdict]]
+    counts = Counter(claim.state for claim in Document.model_validate(document).claims)
+    said = [f"{counts[state]} {words.state(state)}" for state in words.COUNTED if counts[state]]
     return f"{card.state}: {', '.join(said)}"
 
 
@@ -114,11 +117,15 @@ def _verdicts(card: Card, document: dict[str, Any]) -> list[str]:
         "| Claim | Verdict | Estimate | Interval | Cells |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for claim, depth in _with_parts(document["claims"]):
-        interval = f"{_number(claim['low'])} to {_number(claim['high'])}" if claim["low"] is not None else ""
-        text = f"**{claim['id']}** {claim['text']}" + (f" ({claim['reason']})" if claim["reason"] else "")
-        cells = (f"{claim['cells']}" if claim["cells"] else "") + (f", {claim['lost']} lost" if claim["lost"] else "")
-        row = (depth * "↳ " + text, claim["verdict"], _number(claim["difference"]), interval, cells)
+    read = Document.model_validate(document)
+    for claim, depth in _with_parts(read.claims):
+        seen = words.as_ratio(claim, read.part(claim.part))
+        unit = " ×" if words.is_ratio(claim) else ""
+        interval = "" if math.isnan(seen.low) else f"{seen.low:.3g} to {seen.high:.3g}{unit}"
+        estimate = "" if math.isnan(seen.difference) else f"{seen.difference:.3g}{unit}"
+        text = f"**{claim.id}** {claim.text}" + (f" ({claim.reason})" if claim.reason else "")
+        cells = (f"{claim.cells}" if claim.cells else "") + (f", {claim.lost} lost" if claim.lost else "")
+        row = (depth * "↳ " + text, words.state(claim.state), estimate, interval, cells)
         lines.append(f"| {' | '.join(row)} |")
     when = f"Measured on {document['finished'][:10]} by `{document['command']}`"
     return [
@@ -129,11 +136,11 @@ def _verdicts(card: Card, document: dict[str, Any]) -> list[str]:
     ]
 
 
-def _with_parts(claims: list[dict[str, Any]], depth: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+def _with_parts(claims: list[Claim], depth: int = 0) -> Iterator[tuple[Claim, int]]:
     """Yield the claims, each followed by those it is made of."""
     for claim in claims:
         yield claim, depth
-        yield from _with_parts(claim.get("claims", []), depth + 1)
+        yield from _with_parts(claim.claims, depth + 1)
 
 
 def _is_older(document: dict[str, Any]) -> bool:
@@ -149,16 +156,11 @@ def _is_older(document: dict[str, Any]) -> bool:
 def _figure(document: dict[str, Any]) -> list[str]:
     """Return the figure of quality against cost that the trial's report shows first."""
     from fairtrial.report.figures import cost_quality, panels
-    from fairtrial.report.read import Document
 
     read = Document.model_validate(document)
     figures = [cost_quality(read, panel, f"figure{i}") for i, panel in enumerate(panels(read))]
     first = next((figure for figure in figures if figure), None)
     return ["", f"<figure class='trial'>{first.svg}<figcaption>{first.caption}</figcaption></figure>"] if first else []
-
-
-def _number(value: float | str | None) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else (value or "")
 
 
 def _lower(sentence: str) -> str:

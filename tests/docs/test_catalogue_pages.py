@@ -75,7 +75,7 @@ def test_the_pages_load_nothing_from_elsewhere(site):
 def test_a_measured_system_shows_its_verdicts(catalogue, monkeypatch):
     claim = {
         "id": "C1", "text": "It wins.", "verdict": "HOLDS", "difference": 0.1234, "low": 0.05, "high": "inf",
-        "cells": 5, "lost": 1, "reason": None,
+        "cells": 5, "lost": 1, "reason": None, "units": 5, "quantity": {"kind": "difference", "metric": "score"},
     }  # fmt: skip
     other = claim | {
         "id": "C2",
@@ -85,7 +85,12 @@ def test_a_measured_system_shows_its_verdicts(catalogue, monkeypatch):
         "reason": "too few",
         "lost": 0,
     }
-    document = {"claims": [claim, other], "finished": "2026-11-30T20:00:00", "command": "fairtrial run pruning"}
+    gone = other | {"id": "C3", "reason": "left out", "units": 0, "cells": 0}
+    cost = claim | {"id": "C4", "quantity": {"kind": "difference", "metric": "score", "scale": "log"}, "high": 0.2}
+    document = {
+        "claims": [claim, other, gone, cost], "finished": "2026-11-30T20:00:00", "command": "fairtrial run pruning",
+        "fairtrial": "0.1.0", "trial": "pruning", "parts": [], "summary": [], "costs": [], "lost": [],
+    }  # fmt: skip
     monkeypatch.setattr(catalogue, "result", lambda card: json.loads(json.dumps(document)))
     monkeypatch.setattr(catalogue, "_is_older", lambda document: True)
     monkeypatch.setattr(catalogue, "_figure", lambda document: ["the figure"])
@@ -93,10 +98,12 @@ def test_a_measured_system_shows_its_verdicts(catalogue, monkeypatch):
     page = catalogue.system_page(card, "By hand.")
     assert "| **C1** It wins. | HOLDS | 0.123 | 0.05 to inf | 5, 1 lost |" in page
     assert "| **C2** It wins. (too few) | UNDECIDED |  |  | 5 |" in page
+    assert "| **C3** It wins. (left out) | not measured |  |  |  |" in page
+    assert "| **C4** It wins. | HOLDS | 1.13 × | 1.05 to 1.22 × | 5, 1 lost |" in page
     assert "Measured on 2026-11-30 by `fairtrial run pruning`, with other code" in page
     assert "By hand." in page
     assert "the figure" in page
-    assert catalogue._state(card) == "working: 1 HOLDS, 1 UNDECIDED"
+    assert catalogue._state(card) == "working: 2 HOLDS, 1 UNDECIDED, 1 not measured"
 
 
 def test_the_reason_not_to_run_a_block_becomes_its_title(catalogue):

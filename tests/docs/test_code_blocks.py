@@ -1,4 +1,5 @@
-"""The code of README and docs is run: Python blocks of a file share a namespace, ``fairtrial`` lines run in between.
+"""The code of README and docs is run: a Python block alone, unless the paragraph before it says that it continues the
+one above; ``fairtrial`` lines run in between.
 
 A block marked ``no-run <reason>`` (a GPU, an endpoint, a user's model) is only compiled, and its commands must exist.
 """
@@ -27,6 +28,7 @@ class Block(NamedTuple):
     runs: bool
     code: str
     line: int
+    continues: bool
 
 
 def blocks(file: Path) -> Iterator[Block]:
@@ -34,7 +36,9 @@ def blocks(file: Path) -> Iterator[Block]:
     for match in FENCE.finditer(text):
         language, mark, code = match.groups()
         assert not mark or re.fullmatch(r"no-run \S.*", mark), f"{file.name}: say why: ```{language} no-run <reason>"
-        yield Block(language, not mark, code, text.count("\n", 0, match.start(3)))
+        before = text[: match.start()].rstrip().rpartition("\n\n")[2]
+        line = text.count("\n", 0, match.start(3))
+        yield Block(language, not mark, code, line, "continues the one above" in before)
 
 
 def commands(code: str) -> list[list[str]]:
@@ -53,12 +57,14 @@ def run(*words: str) -> None:
 def test_the_code_of(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "COLUMNS", "120")
-    namespace: dict = {"__name__": "__docs__"}
+    namespace: dict = {}
     for block in blocks(file):
         if block.language == "python":
             name = f"<{file.name}, line {block.line}>"
             code = compile("\n" * block.line + block.code, name, "exec")
             if block.runs:
+                if not block.continues:
+                    namespace = {"__name__": "__docs__"}
                 # The engine reads the source of candidates, as it would from a file.
                 lines = ["\n"] * block.line + block.code.splitlines(keepends=True)
                 linecache.cache[name] = (0, None, lines, name)

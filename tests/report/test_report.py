@@ -92,6 +92,52 @@ def test_the_title_says_the_outcome_in_one_sentence(six):
     assert "<title>FiedlerPrune: 3 of 6 claims hold; 1 fails and 2 are undecided.</title>" in six[0]
 
 
+def test_the_scope_stands_under_the_headline_and_notes_with_what_was_compared(make, six, written):
+    assert re.search(r"</h1>\s*<p class=\"scope\">model smollm2-135m · sparsities \[0.5, 0.7\] · draws 5</p>", six[0])
+    cells = make.cells()
+    notes = ["weights were stored in 4 bits and dequantised", "1 cell run again: code changed"]
+    raw = written("noted", make.document(cells, notes=notes, summary=[]), cells)[0]
+    compared = raw[raw.index("What was compared") : raw.index("Paired differences")]
+    assert re.findall(r"<li>([^<]*)</li>", compared) == notes
+
+
+def test_cost_says_what_it_counts(make, six, written):
+    said = "Seconds of all cells and stages outside timed parts; a timed part measures cost, it is not cost."
+    assert f"{said} Times are of this machine as it was." in six[1].text
+    cells = make.cells()
+    document = make.document(cells, [make.claim("C", "c", cost_ratio=None)], summary=[])
+    document["parts"].pop()
+    text = written("untimed", document, cells)[1].text
+    assert "Seconds of all cells and stages." in text
+    assert "timed parts" not in text
+    assert "times the cost" not in text
+    assert "1.83 times the cost" in six[1].text
+
+
+def test_a_number_and_its_per_cent_sign_stay_together(make, written):
+    cells = make.cells()
+    claim = make.claim("C", "at 70 % sparsity")
+    raw = written("per cent", make.document(cells, [claim], summary=[]), cells)[0]
+    assert "at 70\u202f% sparsity" in raw
+
+
+def test_a_mean_without_an_interval_says_so(make, written):
+    cells = make.cells()
+    document = make.document(cells, [])
+    document["summary"][0] |= {"low": None, "high": None}
+    assert "<small>–</small>" in written("no interval", document, cells)[0]
+
+
+def test_trials_of_one_name_are_told_apart_by_their_folders(make, tmp_path):
+    cells = make.cells(draws=2)
+    document = make.document(cells, summary=[])
+    folders = [make.save(tmp_path / name, document, cells) for name in ("a", "b/x", "c/x")]
+    first = write_report(folders[:2], tmp_path / "two.html").read_text()
+    assert all(f"<small>pruning in {name}</small>" in first for name in ("a", "x"))
+    second = write_report(folders[1:], tmp_path / "three.html").read_text()
+    assert all(f"<small>pruning in {name}</small>" in second for name in ("b/x", "c/x"))
+
+
 def test_sections_come_in_the_order_of_the_specification(six):
     headings = re.findall(r"<h3>(.*?)</h3>", six[0])
     assert headings == [
@@ -113,7 +159,8 @@ def test_every_claim_and_each_of_its_parts_is_said_with_its_verdict(make, every_
     for claim, article in zip(claims, articles, strict=True):
         first = Reader("<article" + article.split("</p>")[0] + "</p></article>").text
         assert claim["text"] in first or claim["id"].startswith("C7[")
-        assert f"</svg>{claim['verdict']}</span>" in article
+        said = "not measured" if claim["id"] == "C10" else claim["verdict"]
+        assert f"</svg>{said}</span>" in article
     assert "5 units: a bootstrap needs 8." in reader.text
     assert "These parameters leave out 'SparseGPT'." in reader.text
 
@@ -244,7 +291,7 @@ def test_a_catalogue_has_a_table_of_verdicts_and_a_section_a_trial(make, tmp_pat
     raw = out.read_text(encoding="utf-8")
     reader = Reader(raw)
     assert out.stat().st_size < page.LIMIT
-    assert "140 of 280 claims hold; 28 fail and 112 are undecided." in reader.text
+    assert "140 of 280 claims hold; 28 fail and 84 are undecided; 28 are not measured here." in reader.text
     assert raw.count('<details class="trial">') == 56
     assert raw.count('class="strip') >= 28 * 5
     assert all(f'<a href="#t{i}">{"FiedlerPrune" if i % 2 else "mine"}</a>' in raw for i in range(1, 57))
@@ -405,10 +452,14 @@ def test_a_place_that_cannot_be_written(make, tmp_path):
         ("FFU", "None of 3 claims hold; 2 fail and 1 is undecided."),
         ("HHUURR", "2 of 4 claims hold; 2 are undecided."),
         ("R", "Nothing is claimed; 1 quantity is reported."),
+        ("N", "The one claim is not measured here."),
+        ("NN", "Both claims are not measured here."),
+        ("HHN", "2 of 3 claims hold; 1 is not measured here."),
+        ("HFUNN", "1 of 5 claims holds; 1 fails and 1 is undecided; 2 are not measured here."),
     ],
 )
 def test_headline(verdicts, sentence):
-    names = {"H": "HOLDS", "F": "FAILS", "U": "UNDECIDED", "R": "REPORTED"}
+    names = {"H": "HOLDS", "F": "FAILS", "U": "UNDECIDED", "R": "REPORTED", "N": "UNMEASURED"}
     assert words.headline(names[v] for v in verdicts) == sentence
 
 
@@ -422,8 +473,8 @@ def test_number_keeps_three_digits(value):
 @settings(deadline=None)
 @given(st.floats(-3, 3), st.booleans())
 def test_a_difference_of_logarithms_is_said_as_the_ratio_it_means(difference, higher):
-    said = words.relative(difference, higher).replace("−", "-").replace(words.PERCENT, "")
-    ratio = float(said[1:]) if said.startswith("×") else 1 + float(said) / 100
+    said = words.ratio(words.times(difference, higher)).replace("−", "-").replace(words.PERCENT, "")
+    ratio = float(said[:-2]) if said.endswith(words.TIMES) else 1 + float(said) / 100
     assert math.isclose(ratio, math.exp(difference if higher else -difference), rel_tol=6e-3)
 
 
@@ -446,9 +497,39 @@ def test_an_estimate_has_the_decimals_its_interval_deserves():
 def test_what_a_log_difference_says_of_a_cost(make):
     document = Document.model_validate(make.document(make.cells()))
     cost = next(claim for claim in document.claims if claim.id == "C5")
-    said = words.outcome(cost, document.part(cost.part)).replace(words.PERCENT, "%")
-    assert said == "FiedlerPrune’s pruning time is 82.2% higher than Wanda’s; 98.3% interval +63.2% to ×2.03."
-    assert words.bound(cost, document.part(cost.part)) == "above −1.1 (×3)"
+    said = words.outcome(cost, document.part(cost.part)).replace("\u202f", " ")
+    assert said == "FiedlerPrune’s pruning time is 1.82 × Wanda’s; 98.3 % interval 1.63 to 2.03 ×."
+    assert words.bound(cost, document.part(cost.part)) == "at most 3\u202f×"
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound", "said"),
+    [
+        ("accuracy", {"above": math.log(0.98)}, "at least 0.98 ×"),
+        ("accuracy", {"above": 0.0}, "above 1 ×"),
+        ("perplexity", {"above": 0.0}, "below 1 ×"),
+        ("perplexity", {"above": math.log(2)}, "at most 0.5 ×"),
+    ],
+)
+def test_what_a_claim_asks_of_a_ratio(make, metric, bound, said):
+    document = Document.model_validate(make.document(make.cells(draws=2)))
+    claim = Claim.model_validate(make.claim("C", "c", quantity={"metric": metric}, bound=bound))
+    assert words.bound(claim, document.part("quality")).replace("\u202f", " ") == said
+
+
+def test_a_claim_is_unmeasured_only_where_nothing_of_it_was_tried(make):
+    def state(*args, **fields):
+        return Claim.model_validate(make.claim("C", "c", *args, **fields)).state
+
+    left_out = {"estimate": None, "reason": "these parameters leave out 'b'"}
+    part = make.claim("P", "p", "UNDECIDED", **left_out)
+    assert state("UNDECIDED", **left_out) == "UNMEASURED"
+    assert state("UNDECIDED", kind="all_of", children=[part, part]) == "UNMEASURED"
+    assert state("UNDECIDED", kind="all_of", children=[part, make.claim("Q", "q")]) == "UNDECIDED"
+    assert state("UNDECIDED", **left_out, lost=3) == "UNDECIDED"
+    assert state("UNDECIDED", **left_out, kind="exact") == "UNDECIDED"
+    assert state("UNDECIDED", reason="crosses the bound") == "UNDECIDED"
+    assert state("HOLDS") == "HOLDS"
 
 
 # -------------------------------------------------------------------------------------------------------------- forest
@@ -463,8 +544,8 @@ def document_with(make):
 def test_claims_of_one_unit_share_a_scale_and_others_do_not(make, document_with):
     groups = forest.groups(document_with(make.SIX + make.MORE))
     rows = {row.claim.id: group.title for group in groups for row in group.rows}
-    assert rows["C1a"] == rows["C1b"] == rows["C3"] == rows["C3.permuted"] == "Difference in log perplexity"
-    assert rows["C6"] == "Difference in log perplexity, on another scale"
+    assert rows["C1a"] == rows["C1b"] == rows["C3"] == rows["C3.permuted"] == "Ratio of perplexity"
+    assert rows["C6"] == "Ratio of perplexity, on another scale"
     assert rows["C2"] == rows["C7[sparsity=0.7]"] == "Difference in accuracy (share of answers)"
     assert rows["R1"] == "Mean accuracy (share of answers)"
     assert rows["C8"] == rows["C10"] == "Without an interval"
@@ -503,6 +584,19 @@ def test_ticks_are_few_and_their_labels_differ(low, span):
     assert len(positions) <= 7
     if span > 1e-3 * abs(low):
         assert len(set(labels)) == len(labels)
+
+
+def test_labels_of_close_ticks_differ():
+    assert forest.tick_labels([0.69, 0.69 + 1e-9]) == ["0.69", "0.690000001"]
+
+
+def test_the_axis_of_a_ratio_has_round_ratios(make, document_with):
+    cost = make.claim("C", "c", estimate=-0.3, half=1.0, bound={"above": -math.log(3)})  # perplexity: lower is better
+    group = forest.groups(document_with([cost]))[0]
+    labels = [tick.label.replace("\u202f", " ") for tick in sorted(group.ticks, key=lambda tick: tick.at)]
+    assert labels == ["2.0 ×", "1.0 ×", "0.5 ×"]
+    row = group.rows[0]
+    assert (row.numbers + ", " + row.interval).replace("\u202f", " ") == "1.35 ×, 0.497 to 3.67 ×"
 
 
 def test_parts_of_a_composite_claim_follow_it(make, document_with):
@@ -562,6 +656,16 @@ def test_a_metric_that_does_not_apply_leaves_its_candidate_out(make, tmp_path):
     svg = figures.cell_dots(recorded, panel, "x").svg
     assert ">Wanda<" in svg
     assert ">magnitude<" not in svg
+    assert figures.cost_quality(recorded.document, panel, "x") is None
+
+
+@pytest.mark.parametrize("but", [None, "dense"], ids=["all", "all but the reference"])
+def test_what_does_not_vary_is_not_drawn(make, tmp_path, but):
+    cells = make.cells()
+    cells.loc[cells["candidate"] != but, "accuracy"] = 0.63
+    recorded = read(make.save(tmp_path, make.document(cells), cells))
+    panel = next(p for p in figures.panels(recorded.document) if p.metric.name == "accuracy")
+    assert figures.cell_dots(recorded, panel, "x") is None
     assert figures.cost_quality(recorded.document, panel, "x") is None
 
 

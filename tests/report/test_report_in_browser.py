@@ -150,7 +150,8 @@ def test_verdicts_differ_by_word_and_shape(visit):
         "[...document.querySelectorAll('.judged .verdict')]"
         ".map(v => [v.textContent, v.querySelector('use').getAttribute('href')])"
     )
-    assert {tuple(p) for p in pairs} == {(v, f"#v-{v.lower()}") for v in ("HOLDS", "FAILS", "UNDECIDED", "REPORTED")}
+    shown = {(v, f"#v-{v.lower()}") for v in ("HOLDS", "FAILS", "UNDECIDED", "REPORTED")}
+    assert {tuple(p) for p in pairs} == {*shown, ("not measured", "#v-unmeasured")}
     assert tab.evaluate(
         "[...document.querySelectorAll('.judged .icon')].every(i => i.getBoundingClientRect().width > 8)"
     )

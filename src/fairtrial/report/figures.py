@@ -27,7 +27,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 from fairtrial.report import words
-from fairtrial.report.forest import tick_labels, ticks
+from fairtrial.report.forest import log_ticks, tick_labels, ticks
 from fairtrial.report.read import Document, Metric, Part, Recorded, Role, Summary
 
 if TYPE_CHECKING:
@@ -169,10 +169,10 @@ def _admits(where: Mapping[str, Any], setting: Mapping[str, Any]) -> bool:
 
 
 def cost_quality(document: Document, panel: Panel, slug: str) -> Figure | None:
-    """Return a metric against what each candidate took, or None where fewer than two have both."""
+    """Return a metric against what each candidate took, or None where fewer than two have both or all are level."""
     seconds = {cost.candidate: cost.seconds for cost in document.costs if cost.seconds > 0}
     entries = [s for s in panel.summaries(document) if s.candidate in seconds and math.isfinite(s.mean)]
-    if len(entries) < 2:
+    if len(entries) < 2 or _level([(s.role, [s.mean]) for s in entries]):
         return None
     entries.sort(key=lambda s: list(MARKERS).index(s.role))  # where names are crowded, the method's goes first
     with rc_context(STYLE):
@@ -193,7 +193,8 @@ def cost_quality(document: Document, panel: Panel, slug: str) -> Figure | None:
             axes.plot([at], [entry.mean], linestyle="none", **MARKERS[entry.role])
             labels.append((at, entry.mean, _fit(entry.candidate, 140)))
         crowded = _label_points(axes, labels)
-        axes.set_xlabel("seconds, all cells and stages")
+        timed = any(part.timed for part in document.parts)
+        axes.set_xlabel("seconds outside timed parts" if timed else "seconds, all cells and stages")
         svg = inline(canvas, slug, f"{panel.title} against seconds")
     note = f"Mean with 95{words.PERCENT} interval; {panel.direction}, further left is cheaper."
     if crowded:
@@ -251,7 +252,7 @@ def _free_spot(
 
 
 def cell_dots(recorded: Recorded, panel: Panel, slug: str) -> Figure | None:
-    """Return every cell of a metric as a dot, one row a candidate, equal cells joined; None where nothing is finite."""
+    """Return every cell of a metric as a dot, one row a candidate, equal cells joined; None where nothing varies."""
     frame = _cells_of(recorded, panel)
     if frame is None:
         return None
@@ -262,7 +263,7 @@ def cell_dots(recorded: Recorded, panel: Panel, slug: str) -> Figure | None:
     rows = rows[:MOST_ROWS]
     values = {c.label: cells[c.label][panel.metric.name].to_numpy(float, na_value=np.nan) for c in rows}
     finite = {label: own[np.isfinite(own)] for label, own in values.items()}
-    if not any(map(len, finite.values())):
+    if _level([(c.role, finite[c.label].tolist()) for c in rows]):
         return None
     means = {s.candidate: s.mean for s in panel.summaries(recorded.document)}
     most = max(map(len, values.values()))
@@ -390,6 +391,13 @@ def _axes(width: float, height: float, *, left: float, bottom: float, top: float
     return canvas, canvas.add_axes(box)
 
 
+def _level(values: list[tuple[Role, list[float]]]) -> bool:
+    """Return whether there is nothing to see: all values are the same, but for a reference beside several others."""
+    compared = [own for role, own in values if role != "reference" and own]
+    known = [v for own in (compared if len(compared) > 1 else [own for _, own in values]) for v in own]
+    return not known or max(known) - min(known) <= 1e-9 * max(map(abs, known))
+
+
 def _in_focus(values: list[tuple[Role, list[float]]]) -> list[float]:
     """Return what an axis must show: all values, but not the controls' where those would squash all others."""
     everything = [v for _, own in values for v in own]
@@ -407,7 +415,7 @@ def _scale(axes: Axes, axis: str, values: list[float], *, pad: float, logs: bool
         low, high = math.log10(low), math.log10(high)
     span = (high - low) or abs(high) * 0.2 or 1.0
     low, high = low - span * pad, high + span * pad
-    positions = _log_ticks(low, high) if log else ticks(low, high)
+    positions = log_ticks(low, high) if log else ticks(low, high)
     labels = [words.number(v) for v in positions] if log else tick_labels(positions)
     widths = [_width(label) for label in labels]
     box = axes.get_window_extent()
@@ -452,16 +460,6 @@ def _unknown_glyphs_allowed() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts draw them, not these
         yield
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Return at most six round numbers between two powers of ten."""
-    exponents = range(math.floor(low), math.ceil(high) + 1)
-    for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [f * 10.0**e for e in exponents for f in factors if low <= math.log10(f * 10.0**e) <= high]
-        if len(found) <= 6:
-            return found
-    return found[:: math.ceil(len(found) / 6)]
 
 
 def inline(canvas: Canvas, slug: str, title: str) -> str:

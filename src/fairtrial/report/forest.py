@@ -33,7 +33,6 @@ class Row:
     parent: Claim | None
     numbers: str = ""
     interval: str = ""
-    relative: str = ""
     said: str = ""
     point: float | None = None
     low: float | None = None
@@ -52,11 +51,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Tick:
-    """A tick of a group's axis: position in per cent, number, and the same as a ratio where logarithms are shown."""
+    """A tick of a group's axis: position in per cent, and number."""
 
     at: float
     label: str
-    ratio: str
 
 
 @dataclass
@@ -140,7 +138,6 @@ def _group(document: Document, members: list[Entry]) -> Group:
     """Return claims of one unit with their common axis."""
     first = next(claim for claim, _ in members if not claim.claims)
     metric = document.part(first.part).metric(first.quantity.metric)
-    log = first.quantity.scale == "log"
     difference = first.quantity.kind == "difference"
     finite = [v for claim, _ in members if not claim.claims for v in _finite(claim)]
     low, high = min(finite), max(finite)
@@ -153,12 +150,17 @@ def _group(document: Document, members: list[Entry]) -> Group:
         return round(min(max((value - low) / (high - low) * 100, 0.0), 100.0), 2)
 
     group = Group(*_heading(first, words.metric_name(metric), metric.higher_is_better))
-    positions = [v for v in ticks(low, high) if EDGE - 1 <= at(v) <= 101 - EDGE]
-    if max(map(len, tick_labels(positions)), default=0) > 8:  # five such labels are wider than a phone
-        positions = positions[::2]
-    labels = tick_labels(positions)
-    ratios = [words.relative(v, metric.higher_is_better) if log else "" for v in positions]
-    group.ticks = [Tick(at(v), label, ratio) for v, label, ratio in zip(positions, labels, ratios, strict=True)]
+    if words.is_ratio(first):
+        sign = 1 if metric.higher_is_better else -1
+        marks = [(sign * math.log(v), v) for v in ratio_ticks(*sorted((sign * low, sign * high)))]
+    else:
+        marks = [(v, v) for v in ticks(low, high)]
+    marks = [(place, v) for place, v in marks if EDGE - 1 <= at(place) <= 101 - EDGE]
+    if max(map(len, tick_labels([v for _, v in marks])), default=0) > 8:  # five such labels are wider than a phone
+        marks = marks[::2]
+    unit = words.TIMES if words.is_ratio(first) else ""
+    labels = tick_labels([v for _, v in marks])
+    group.ticks = [Tick(at(place), label + unit) for (place, _), label in zip(marks, labels, strict=True)]
     for claim, parent in members:
         if claim.claims:
             group.rows.append(Row(claim, parent))
@@ -168,14 +170,15 @@ def _group(document: Document, members: list[Entry]) -> Group:
         if limit is not None:
             edge = at(limit[1])
             claimed = (edge, round(100 - edge, 2)) if limit[0] == "above" else (0.0, edge)
-        numbers, lower, upper = words.estimate(claim.difference, claim.low, claim.high)
+        seen = words.as_ratio(claim, document.part(claim.part))
+        estimate = words.estimated_ratio if words.is_ratio(claim) else words.estimate
+        numbers, lower, upper = estimate(seen.difference, seen.low, seen.high)
         group.rows.append(
             Row(
                 claim,
                 parent,
-                numbers=numbers,
-                interval="" if math.isnan(claim.low) else f"{lower} to {upper}",
-                relative=_relative(claim, metric.higher_is_better),
+                numbers=numbers + unit,
+                interval="" if math.isnan(claim.low) else f"{lower} to {upper}{unit}",
                 said=words.outcome(claim, document.part(claim.part)),
                 point=at(claim.difference) if math.isfinite(claim.difference) else None,
                 low=None if math.isnan(claim.low) else at(claim.low),
@@ -196,9 +199,8 @@ def _heading(claim: Claim, metric: str, higher_is_better: bool) -> tuple[str, st
     kind = claim.quantity.kind
     if kind == "difference" and claim.quantity.scale == "log":
         return (
-            f"Difference in log {metric}",
-            f"Positive favours the first; {better} is better. "
-            "Below each number, the first’s value relative to the second’s.",
+            f"Ratio of {metric}",
+            f"The first’s value over the second’s; {better} is better, further right favours the first.",
         )
     if kind == "difference":
         return f"Difference in {metric}", f"Positive favours the first; {better} is better."
@@ -210,19 +212,29 @@ def _heading(claim: Claim, metric: str, higher_is_better: bool) -> tuple[str, st
     return f"Statistic: {words.quantity(claim)}", ""
 
 
-def _relative(claim: Claim, higher_is_better: bool) -> str:
-    """Return a difference of logarithms as the ratio it means: ``'log perplexity' 0.11 -> '−10.4 %'``."""
-    q = claim.quantity
-    if q.kind != "difference" or q.scale != "log" or not math.isfinite(claim.difference):
-        return ""
-    return words.relative(claim.difference, higher_is_better)
-
-
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Return round numbers between ``low`` and ``high``."""
     from matplotlib.ticker import MaxNLocator
 
     return [float(v) for v in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= v <= high]
+
+
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Return round ratios whose logarithms lie between ``low`` and ``high``."""
+    low, high = max(low, -700.0), min(high, 700.0)
+    if high - low < math.log(4):
+        return [v for v in ticks(math.exp(low), math.exp(high)) if v > 0]
+    return log_ticks(low / math.log(10), high / math.log(10))
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return at most six round numbers between two powers of ten."""
+    exponents = range(math.floor(low), math.ceil(high) + 1)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        found = [f * 10.0**e for e in exponents for f in factors if low <= math.log10(f * 10.0**e) <= high]
+        if len(found) <= 6:
+            return found
+    return found[:: math.ceil(len(found) / 6)]
 
 
 def tick_labels(positions: list[float]) -> list[str]:
@@ -232,4 +244,5 @@ def tick_labels(positions: list[float]) -> list[str]:
             if positions and max(map(abs, positions)) < 1e7:
                 return [words.fixed(v, places) for v in positions]
             break
-    return [words.number(v) for v in positions]
+    digits = next((d for d in range(3, 17) if len({words.number(v, d) for v in positions}) == len(positions)), 3)
+    return [words.number(v, digits) for v in positions]

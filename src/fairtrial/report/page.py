@@ -7,6 +7,8 @@ import functools
 import json
 import math
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +84,11 @@ def write(folders: Sequence[Path], out: Path, card_lookup: Callable[[str], Card]
 
 def fitting(recorded: Sequence[Recorded], cards: Sequence[Card | None]) -> bytes:
     """Return the most detailed page that is smaller than :data:`LIMIT`."""
-    trials = [TrialPage(f"t{i}", one, card) for i, (one, card) in enumerate(zip(recorded, cards, strict=True), 1)]
+    names = _names(recorded)
+    trials = [
+        TrialPage(f"t{i}", one, card, name)
+        for i, (one, card, name) in enumerate(zip(recorded, cards, names, strict=True), 1)
+    ]
     # Many trials cannot all be shown in full: do not draw what will not fit.
     for detail in DETAILS[0 if len(trials) == 1 else 1 if len(trials) <= 4 else 2 if len(trials) <= 10 else 3 :]:
         raw = render(trials, detail)
@@ -91,14 +97,28 @@ def fitting(recorded: Sequence[Recorded], cards: Sequence[Card | None]) -> bytes
     raise InputError(f"the page of {len(trials)} trials would be larger than {LIMIT // 1000} kB: give fewer folders")
 
 
+def _names(recorded: Sequence[Recorded]) -> list[str]:
+    """Return the trials' names; those that several share with as much of their folders as tells them apart."""
+    trials = Counter(one.document.trial for one in recorded)
+    folders = {one.folder.resolve() for one in recorded}
+    names = []
+    for one in recorded:
+        here = one.folder.resolve().parts
+        tails = ({folder.parts[-length:] for folder in folders} for length in range(1, len(here)))
+        length = next((i for i, tail in enumerate(tails, 1) if len(tail) == len(folders)), len(here))
+        several = trials[one.document.trial] > 1
+        names.append(one.document.trial + (f" in {'/'.join(here[-length:])}" if several else ""))
+    return names
+
+
 def render(trials: Sequence[TrialPage], detail: Detail) -> bytes:
     """Return the page as UTF-8."""
-    verdicts = [claim.verdict for trial in trials for claim in trial.document.claims]
+    states = [claim.state for trial in trials for claim in trial.document.claims]
     html = _template().render(
         trials=trials,
         detail=detail,
         single=len(trials) == 1,
-        headline=words.headline(verdicts),
+        headline=words.headline(states),
         css=Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
         words=words,
         ROLES=ROLES,
@@ -122,7 +142,8 @@ def _template() -> jinja2.Template:
 def _shown(value: Any) -> Any:
     """Return what the template prints: nothing for None, no text of any length, markup as it is."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
-        return words.clip(value, 600) if len(value) > 600 else words.CONTROL.sub("", value)
+        text = words.clip(value, 600) if len(value) > 600 else words.CONTROL.sub("", value)
+        return re.sub(r"(?<=\d) %", words.PERCENT, text)  # never over a line's end
     return "" if value is None else value
 
 
@@ -190,22 +211,30 @@ class LostReason:
 class TrialPage:
     """What the template asks of one trial; ``slug`` makes its ids unique on the page."""
 
-    def __init__(self, slug: str, recorded: Recorded, card: Card | None = None) -> None:
+    def __init__(self, slug: str, recorded: Recorded, card: Card | None, name: str) -> None:
         self.slug = slug
         self.recorded = recorded
         self.document: Document = recorded.document
         self.card = card
-        self.headline = words.headline(claim.verdict for claim in self.document.claims)
+        self.name = name
+        self.headline = words.headline(claim.state for claim in self.document.claims)
         self.planned = sum(part.planned for part in self.document.parts)
         self.done = sum(part.done for part in self.document.parts)
         self.lost = sum(part.lost for part in self.document.parts)
         self.missing = self.planned - self.done - self.lost
         self._figures: dict[str, list[figures.Figure]] = {}
+        self.timed = any(part.timed for part in self.document.parts)
         self.seconds = sum(cost.seconds for cost in self.document.costs)
 
     def groups(self, most_parts: int) -> list[forest.Group]:
         """Return the forest plot, with at most so many parts of each composite claim."""
         return forest.groups(self.document, most_parts)
+
+    def scope(self, most: int = 24) -> list[str]:
+        """Return what the results are about: the parameters that have a value, each with it."""
+        given = {name: value for name, value in self.document.parameters.items() if value not in (None, "", [], {})}
+        shown = [f"{words.spoken(name)} {words.clip(_parameter(value), 60)}" for name, value in given.items()]
+        return shown[:most] + (["and more below"] if len(shown) > most else [])
 
     # what was compared ----------------------------------------------------------------------------------------------
 
@@ -290,7 +319,7 @@ class TrialPage:
             CostLine(
                 cost,
                 round(100 * cost.seconds / most, 1) if most else 0.0,
-                words.duration(cost.seconds),
+                words.duration(cost.seconds) if cost.seconds else words.MISSING,
                 ("~" if cost.peak_sampled and cost.peak else "") + words.memory(cost.peak),
                 _stages(cost),
             )
@@ -408,7 +437,7 @@ def _estimate(entry: Summary | None, places: int) -> Estimate:
     else:  # large numbers among small ones need no more than five digits
         whole = math.floor(math.log10(abs(entry.mean))) if entry.mean else 0
         mean, low, high = (words.fixed(v, min(places, max(0, 4 - whole))) for v in (entry.mean, entry.low, entry.high))
-    return Estimate(mean, "" if math.isnan(entry.low) else f"{low} to {high}", entry.lost)
+    return Estimate(mean, words.MISSING if math.isnan(entry.low) else f"{low} to {high}", entry.lost)
 
 
 def _spread(column: pd.Series) -> str:

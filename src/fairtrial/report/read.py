@@ -25,6 +25,7 @@ SCHEMA = 1
 Number: TypeAlias = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 Role: TypeAlias = Literal["method", "baseline", "control", "reference"]
 Verdict: TypeAlias = Literal["HOLDS", "FAILS", "UNDECIDED", "REPORTED"]
+State: TypeAlias = Literal["HOLDS", "FAILS", "UNDECIDED", "REPORTED", "UNMEASURED"]
 
 
 class Term(BaseModel):
@@ -72,6 +73,16 @@ class Claim(BaseModel):
     cost_ratio: Number = math.nan
     reason: str | None = None
     claims: list[Claim] = []
+
+    @property
+    def state(self) -> State:
+        """The verdict, but UNMEASURED where it is undecided because these parameters measure nothing of it."""
+        return "UNMEASURED" if all(leaf._unmeasured for leaf in self.leaves()) else self.verdict
+
+    @property
+    def _unmeasured(self) -> bool:
+        empty = math.isnan(self.difference) and not self.units and not self.lost and self.quantity.kind != "exact"
+        return self.verdict == "UNDECIDED" and empty and self.reason is not None
 
     def leaves(self) -> Iterator[Claim]:
         """Yield the claims that have a quantity of their own."""

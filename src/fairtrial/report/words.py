@@ -4,7 +4,7 @@
 ('0.000123', '−1,234', '∞')
 >>> estimate(0.11037, 0.0512, 0.1695)
 ('0.110', '0.051', '0.170')
->>> relative(0.11037, higher_is_better=False).replace(PERCENT, "%")
+>>> ratio(times(0.11037, higher_is_better=False)).replace(PERCENT, "%")
 '−10.4%'
 """
 
@@ -20,9 +20,11 @@ from fairtrial.report.read import Claim, Metric, Part
 
 MISSING = "–"
 PERCENT = "\u202f%"  # a narrow space that does not break
+TIMES = "\u202f×"
 # What XML or UTF-8 cannot carry, and what turns the text around it.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-COUNTED = ("HOLDS", "FAILS", "UNDECIDED")
+COUNTED = ("HOLDS", "FAILS", "UNDECIDED", "UNMEASURED")
+OTHER_SIDE = {"above": "below", "below": "above"}
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -69,24 +71,26 @@ def estimate(value: float, low: float, high: float) -> tuple[str, str, str]:
     return shown, fixed(low, places(half)), fixed(high, places(half))
 
 
+def estimated_ratio(value: float, low: float, high: float) -> tuple[str, str, str]:
+    """Return an estimated ratio and its interval's ends to three digits, or as many as a narrow interval deserves."""
+    narrow = (high - low) / 2 < 0.01 * value
+    return estimate(value, low, high) if narrow else (number(value), number(low), number(high))
+
+
 def ratio(value: float) -> str:
     """Return a ratio as a signed percentage near 1, as a factor far from it."""
     if not math.isfinite(value):
         return number(value)
     if not 0.5 <= value <= 2:
-        return f"×{number(value)}"
+        return f"{number(value)}{TIMES}"
     percent = f"{value * 100 - 100:+.1f}"
     return "0" + PERCENT if percent in ("+0.0", "-0.0") else percent.replace("-", "−") + PERCENT
 
 
-def relative(log_difference: float, higher_is_better: bool) -> str:
-    """Return what a difference of logarithms (positive favours the first) says of the first's value: ``'−10.4 %'``."""
-    return ratio(times(log_difference, higher_is_better))
-
-
 def times(log_difference: float, higher_is_better: bool) -> float:
     """Return the first's value over the second's, from a difference of logarithms that favours the first."""
-    return math.exp(min(log_difference if higher_is_better else -log_difference, 700.0))
+    log = log_difference if higher_is_better else -log_difference
+    return math.inf if log > 700 else math.exp(log)
 
 
 def duration(seconds: float) -> str:
@@ -157,21 +161,28 @@ def where(conditions: Mapping[str, Any]) -> str:
 # -------------------------------------------------------------------------------------------------------------- claims
 
 
-def headline(verdicts: Iterable[str]) -> str:
+def state(name: str) -> str:
+    """Return a verdict's word: ``'HOLDS'``, ``'not measured'``."""
+    return "not measured" if name == "UNMEASURED" else name
+
+
+def headline(states: Iterable[str]) -> str:
     """Return the outcome in one sentence.
 
-    >>> headline(["HOLDS", "FAILS", "HOLDS", "UNDECIDED", "REPORTED"])
-    '2 of 4 claims hold; 1 fails and 1 is undecided.'
+    >>> headline(["HOLDS", "FAILS", "HOLDS", "UNDECIDED", "UNMEASURED", "REPORTED"])
+    '2 of 5 claims hold; 1 fails and 1 is undecided; 1 is not measured here.'
     """
-    counts = Counter(verdicts)
+    counts = Counter(states)
     total = sum(counts[state] for state in COUNTED)
     if not total:
         reported = counts["REPORTED"]
         return f"Nothing is claimed; {reported} {'quantity is' if reported == 1 else 'quantities are'} reported."
-    holds, fails, undecided = (counts[state] for state in COUNTED)
+    holds, fails, undecided, unmeasured = (counts[state] for state in COUNTED)
     if total == 1:
-        return f"The one claim {'holds' if holds else 'fails' if fails else 'is undecided'}."
-    for amount, verb in ((holds, "hold"), (fails, "fail"), (undecided, "are undecided")):
+        verb = "holds" if holds else "fails" if fails else "is undecided" if undecided else "is not measured here"
+        return f"The one claim {verb}."
+    everything = ((holds, "hold"), (fails, "fail"), (undecided, "are undecided"), (unmeasured, "are not measured here"))
+    for amount, verb in everything:
         if amount == total:
             return f"{'Both' if total == 2 else f'All {total}'} claims {verb}."
     first = f"{holds or 'None'} of {total} claims hold{'s' if holds == 1 else ''}"
@@ -179,7 +190,8 @@ def headline(verdicts: Iterable[str]) -> str:
         *([f"{fails} fail{'s' if fails == 1 else ''}"] if fails else []),
         *([f"{undecided} {'is' if undecided == 1 else 'are'} undecided"] if undecided else []),
     ]
-    return f"{first}; {join(rest)}."
+    apart = [f"{unmeasured} {'is' if unmeasured == 1 else 'are'} not measured here"] if unmeasured else []
+    return f"{'; '.join(filter(None, [first, join(rest), *apart]))}."
 
 
 def spoken(name: str) -> str:
@@ -205,7 +217,7 @@ def quantity(claim: Claim) -> str:
     q = claim.quantity
     a, b, metric = clip(q.a, 60), clip(q.b, 60), spoken(q.metric)
     if q.kind == "difference":
-        text = f"{a} against {b}: {metric}" + (", log" if q.scale == "log" else "")
+        text = f"{a} against {b}: {metric}" + (", ratio" if q.scale == "log" else "")
     elif q.kind == "level":
         text = f"{a}: mean {metric}"
     elif q.kind == "contrast":
@@ -223,14 +235,32 @@ def quantity(claim: Claim) -> str:
     return f"{text} · {where(q.where)}" if q.where else text
 
 
+def is_ratio(claim: Claim) -> bool:
+    """Return whether a claim's number is a difference of logarithms, better said as a ratio."""
+    return claim.quantity.kind == "difference" and claim.quantity.scale == "log"
+
+
+def as_ratio(claim: Claim, part: Part) -> Claim:
+    """Return a claim of a difference of logarithms with the ratios that it means, the first's value over the second's.
+
+    Any other claim is returned as it is.
+    """
+    if not is_ratio(claim):
+        return claim
+    higher = part.metric(claim.quantity.metric).higher_is_better
+    low, high = (claim.low, claim.high) if higher else (claim.high, claim.low)
+    numbers = {"difference": times(claim.difference, higher), "low": times(low, higher), "high": times(high, higher)}
+    bound = {side if higher else OTHER_SIDE[side]: times(limit, higher) for side, limit in claim.bound.items()}
+    return claim.model_copy(update={**numbers, "bound": bound})
+
+
 def bound(claim: Claim, part: Part) -> str:
-    """Return what a claim asks of its number, of a logarithm also as a ratio: ``'above −1.1 (×3)'``."""
-    said = [f"{side} {number(limit)}" for side, limit in claim.bound.items()]
-    if claim.quantity.scale == "log":
-        better = part.metric(claim.quantity.metric).higher_is_better
-        limits = claim.bound.values()
-        said = [f"{text} ({relative(v, better)})" if v else text for text, v in zip(said, limits, strict=True)]
-    return " and ".join(said)
+    """Return what a claim asks of its number: ``'above 0.02'``, of a difference of logarithms ``'at most 3 ×'``."""
+    if not is_ratio(claim):
+        return " and ".join(f"{side} {number(limit)}" for side, limit in claim.bound.items())
+    inclusive = {"above": "at least", "below": "at most"}
+    limits = as_ratio(claim, part).bound.items()
+    return " and ".join(f"{side if v == 1 else inclusive[side]} {number(v)}{TIMES}" for side, v in limits)
 
 
 def outcome(claim: Claim, part: Part) -> str:
@@ -238,17 +268,19 @@ def outcome(claim: Claim, part: Part) -> str:
     q = claim.quantity
     if math.isnan(claim.difference):
         return ""
-    found, low, high = estimate(claim.difference, claim.low, claim.high)
+    seen = as_ratio(claim, part)
+    found, low, high = (estimated_ratio if is_ratio(claim) else estimate)(seen.difference, seen.low, seen.high)
     metric = part.metric(q.metric)
     a, b = clip(q.a, 60), clip(q.b, 60)
-    if q.kind == "difference" and q.scale == "log":
-        factor = times(claim.difference, metric.higher_is_better)
-        ends = sorted((claim.low, claim.high), reverse=not metric.higher_is_better)
-        low, high = (relative(end, metric.higher_is_better) for end in ends)
-        if 0.5 <= factor <= 2:
+    if is_ratio(claim):
+        factor = seen.difference
+        shown = (factor, seen.low, seen.high, *seen.bound.values())
+        if all(0.5 <= v <= 2 for v in shown if not math.isnan(v)):
             than = f"{number(abs(factor - 1) * 100)}{PERCENT} {'higher' if factor > 1 else 'lower'} than {b}’s"
+            low, high = ratio(seen.low), ratio(seen.high)
         else:
-            than = f"{number(factor)} times {b}’s"
+            than = f"{found}{TIMES} {b}’s"
+            high += TIMES
         said = f"{a}’s {spoken(q.metric)} is {than}"
     elif q.kind == "difference" and claim.difference:
         side = "better" if claim.difference > 0 else "worse"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fairtrial.causal_lm.likelihood import mean_nll
-from fairtrial.causal_lm.loading import forget_quantization, load
+from fairtrial.causal_lm.loading import check_device, context_length, forget_quantization, load, stored_as
 from fairtrial.errors import InputError
 
 
@@ -93,6 +93,27 @@ def test_a_gguf_model_saves_and_reloads_with_identical_logits(tiny_gguf, tmp_pat
     text = "abc ghij, def"
     assert tokenizer_again(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_how_the_weights_were_stored_is_read_from_a_gguf_file_alone(tiny_gguf, folder):
+    assert stored_as(tiny_gguf) == stored_as(tiny_gguf.parent) == "Q4_1"
+    assert stored_as(folder) is None
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])
+def test_the_context_length_is_read_from_the_config(tmp_path, name):
+    assert context_length(tmp_path) is None
+    for content, length in ((json.dumps({name: 77}), 77), ("{}", None), ("[]", None), ("{", None)):
+        (tmp_path / "config.json").write_text(content)
+        assert context_length(tmp_path) == length
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99", "meta", "vulkan", "hpu", ""])
+def test_a_device_that_is_not_here_is_refused_in_one_line(device):
+    check_device("cpu")
+    with pytest.raises(InputError, match=f"device={device}: .*such as cpu$") as refused:
+        check_device(device)
+    assert len(str(refused.value)) < 300
 
 
 def test_a_folder_that_holds_a_gguf_file_is_that_file(tiny_gguf):

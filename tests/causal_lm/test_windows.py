@@ -71,6 +71,15 @@ def test_files_and_folders_are_read_in_the_order_of_their_names(tmp_path, tokeni
     assert torch.equal(windows(tokenizer, tmp_path / "d.txt", 4).ids, windows(tokenizer, TEXTS[2:], 4).ids)
 
 
+def test_lines_end_at_newlines_alone_and_a_byte_order_mark_is_no_text(tmp_path):
+    texts = ["one\u2028two", "three\x85four\u2029five"]
+    lines = "\r\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode())
+    assert read_texts(tmp_path / "a.jsonl") == texts
+    (tmp_path / "b.txt").write_text("\ufeffplain", encoding="utf-8")
+    assert read_texts(tmp_path / "b.txt") == ["plain"]
+
+
 # ---------------------------------------------------------------- bad input
 
 

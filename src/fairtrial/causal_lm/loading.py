@@ -11,6 +11,7 @@ import io
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -81,6 +82,41 @@ def check_loadable(path: str | Path) -> None:
     """
     if _gguf_file(path := Path(path).expanduser()) is None:
         _check_folder(path)
+
+
+def check_device(device: str) -> None:
+    """Refuse, with one line, a device that torch does not know or this machine does not have.
+
+    >>> check_device("cpu")
+    """
+    try:
+        torch.zeros(1, device=device).item()  # the device "meta" makes tensors and computes nothing
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0].partition(". ")[0]
+        raise InputError(f"device={device}: {reason}: give a device this machine has, such as cpu") from None
+
+
+def context_length(path: str | Path) -> int | None:
+    """Return the most tokens a text of the model in a folder may have, or ``None`` where no config.json says so."""
+    try:
+        config = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def stored_as(path: str | Path) -> str | None:
+    """Return how a GGUF file, or that of a folder, stores most of its weights, such as "Q4_1"; ``None`` = no GGUF."""
+    if (gguf := _gguf_file(Path(path).expanduser())) is None:
+        return None
+    from gguf import GGUFReader
+
+    weights: Counter[str] = Counter()
+    for tensor in GGUFReader(gguf).tensors:
+        weights[tensor.tensor_type.name] += int(tensor.n_elements)
+    return weights.most_common(1)[0][0]
 
 
 def forget_quantization(model: Any) -> None:

@@ -132,14 +132,14 @@ def read_texts(source: str | Path | Sequence[str]) -> list[str]:
 
 def _read_txt(file: Path) -> list[str]:
     try:
-        return [file.read_text(encoding="utf-8")]
+        return [file.read_text(encoding="utf-8-sig")]  # with or without a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 at byte {error.start}: save it as UTF-8") from error
 
 
 def _read_jsonl(file: Path) -> list[str]:
     texts = []
-    for number, line in enumerate(_read_txt(file)[0].splitlines(), start=1):
+    for number, line in enumerate(_read_txt(file)[0].split("\n"), start=1):  # U+2028 ends no line
         if not line.strip():
             continue
         try:

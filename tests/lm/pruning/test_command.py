@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from fairtrial.causal_lm.layout import block_layouts
-from fairtrial.errors import InputError
+from fairtrial.errors import InputError, MissingSampleError
 from fairtrial.lm.pruning.packing import SparseMeasurement
 
 
@@ -30,7 +30,7 @@ def folder(llama: Any, tmp_path: Path) -> Path:
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer's own, of click
 
 
-def apply(folder: Path, *options: str) -> Any:
+def apply(folder: Path, *options: str, out: str = "out", calibration: bool = True) -> Any:
     from typer import Typer
     from typer.testing import CliRunner
 
@@ -38,7 +38,9 @@ def apply(folder: Path, *options: str) -> Any:
 
     app = Typer()
     app.command()(fiedler_prune)
-    arguments = [str(folder / "model"), "--calibration", str(folder / "text.txt"), "--out", str(folder / "out")]
+    arguments = [str(folder / "model"), "--out", str(folder / out)]
+    if calibration:
+        arguments += ["--calibration", str(folder / "text.txt")]
     return CliRunner().invoke(app, [*arguments, "--window", "32", *options])
 
 
@@ -55,13 +57,74 @@ def test_the_command_writes_a_pruned_model_and_its_report(folder: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_what_the_zeros_buy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = SparseMeasurement(100, 60, "compressed rows (CSR)", 100.0, 50.0, "cpu")
+    measured = SparseMeasurement(100, 60, "compressed rows (CSR)", 100.0, 50.0, "cpu", (0.5, 0.4, 0.6))
     monkeypatch.setattr("fairtrial.lm.pruning.packing.measure_sparse", lambda model: measured)
     result = apply(folder, "--pattern", "2:4", "--measure", "--alpha", "0.1")
     assert result.exit_code == 0, result.output
     assert "self_attn.v_proj" in result.stdout
     assert "50.00% of the block weights are zero" in result.stdout
     assert "0.60 of dense; no speed-up on this device" in result.stdout
+
+
+@pytest.mark.parametrize("out", ["a[b]c", "x[/b]", "[red]"])
+def test_brackets_in_a_path_are_printed_as_they_are(folder: Path, out: str) -> None:
+    result = apply(folder, "--tokens", "64", out=out)
+    assert result.exit_code == 0, result.output
+    assert f"written to {folder / out}" in result.stdout
+
+
+def test_auto_says_which_alpha_it_chose(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter([4.0, 3.0, 2.0, 1.0] * 2)
+    monkeypatch.setattr("fairtrial.lm.pruning.fiedler.mean_nll", lambda model, ids: next(losses))
+    result = apply(folder, "--tokens", "128", "--alpha", "auto")
+    assert "alpha 0.3 had the lowest loss" in result.stdout, result.output
+    assert "alpha 0.3" in json.loads(apply(folder, "--alpha", "auto", "--json", out="again").stdout)["note"]
+
+
+def test_without_a_calibration_text_the_sample_is_used_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fairtrial.lm.pruning.fiedler import FiedlerPrune
+
+    articles = [chr(97 + i % 26) * 40 for i in range(89)]
+    monkeypatch.setattr("fairtrial.data.text.wikipedia_articles", lambda: articles)
+    seen: list[torch.Tensor] = []
+    prune = FiedlerPrune.prune
+
+    def watched(self: Any, model: Any, tok: Any, ids: torch.Tensor, **how: Any) -> Any:
+        seen.append(ids)
+        return prune(self, model, tok, ids, **how)
+
+    monkeypatch.setattr(FiedlerPrune, "prune", watched)
+    result = apply(folder, "--sparsity", "0.5", "--tokens", "0", calibration=False)
+    assert result.exit_code == 0, result.output
+    assert "calibrated on the first 60 articles of the sample wikipedia-articles" in result.stdout
+    assert seen[0].shape[0] * 32 <= 60 * 42
+
+
+def test_without_the_sample_a_calibration_text_is_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRTRIAL_CACHE", str(tmp_path / "empty"))
+    result = apply(folder, calibration=False)
+    assert isinstance(result.exception, MissingSampleError)
+    assert "fairtrial samples get wikipedia-articles" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "foo"), "device=foo"),
+        (("--device", "cuda:99"), "device=cuda:99"),
+        (("--window", "100000"), "give --window "),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_model_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str], message: str
+) -> None:
+    monkeypatch.setattr("fairtrial.causal_lm.loading.load", None)
+    result = apply(folder, *options)
+    assert isinstance(result.exception, InputError), result.exception
+    assert message in str(result.exception)
+    assert "\n" not in str(result.exception)
 
 
 def test_an_output_folder_in_use_is_refused_before_any_work(folder: Path) -> None:

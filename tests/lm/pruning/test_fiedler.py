@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -273,11 +275,62 @@ def test_report_measures_every_graph_of_every_layer(llama: Any, ids: torch.Tenso
     assert set(report.to_dict()) == {"sparsity", "seconds", "graphs", "densities"}
 
 
-def test_lambda2_retained_counts_a_graph_with_isolated_channels_as_zero(llama: Any, ids: torch.Tensor) -> None:
+def test_lambda2_retained_is_the_raw_mean_ratio_of_the_graphs_connected_before(llama: Any, ids: torch.Tensor) -> None:
     report = OneShotPrune("magnitude", connectivity=True).prune(llama, None, ids)
     report.frame["isolated"] = [1, 0, 0, 0]
     ratio = report.frame.lambda2_after / report.frame.lambda2_before
-    assert report.lambda2_retained == pytest.approx(ratio[1:].sum() / 4)
+    assert report.lambda2_retained == pytest.approx(ratio.mean())
+    report.frame.loc[0, "lambda2_before"] = 0.0
+    assert report.lambda2_retained == pytest.approx(ratio[1:].mean())
+
+
+def test_the_report_shows_sparsity_and_count_in_one_line(llama: Any, ids: torch.Tensor) -> None:
+    assert repr(OneShotPrune().prune(llama, None, ids)) == "PruneReport(sparsity=0.5, matrices=14)"
+
+
+@pytest.mark.parametrize("pruner", [OneShotPrune(), FiedlerPrune(), OneShotPrune(SparseGPT())], ids=str)
+def test_weights_that_were_zero_already_count_as_pruned(llama: Any, ids: torch.Tensor, pruner: OneShotPrune) -> None:
+    OneShotPrune("magnitude", sparsity=0.6, group="block").prune(llama, None, ids)
+    zeros = {name: weight == 0 for name, weight in matrices(llama).items()}
+    share = sum(int(z.sum()) for z in zeros.values()) / sum(z.numel() for z in zeros.values())
+    with pytest.warns(UserWarning, match="sparse already"):
+        report = pruner.prune(llama, None, ids)
+    assert report.sparsity >= share > 0.59
+    for name, weight in matrices(llama).items():
+        assert torch.equal(report.mask(name.removesuffix(".weight")), weight != 0)
+    assert report.frame.sparsity.mean() > 0.55
+
+
+def test_token_ids_of_another_vocabulary_are_refused_before_any_work(llama: Any, ids: torch.Tensor) -> None:
+    before = copy_of(llama)
+    for wrong in (ids + 48, ids - 48):
+        with pytest.raises(InputError, match=r"outside 0\.\.47"):
+            FiedlerPrune().prune(llama, None, wrong)
+    assert all(torch.equal(w, before[name]) for name, w in matrices(llama).items())
+
+
+def test_auto_shows_one_progress_bar_over_all_its_runs(
+    llama: Any, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[tuple[str, int]] = []
+    steps: list[int] = []
+
+    @contextmanager
+    def bar(text: str, total: int, *, shown: bool) -> Iterator[Callable[[], object]]:
+        bars.append((text, total))
+        yield lambda: steps.append(1)
+
+    monkeypatch.setattr("fairtrial.lm.pruning.fiedler.progress_bar", bar)
+    FiedlerPrune(alpha="auto").prune(llama, None, ids, progress=True)
+    assert bars == [("Pruning 2 blocks 5 times", 10)]
+    assert len(steps) == 10
+
+
+def test_progress_goes_to_standard_error_alone(llama: Any, ids: torch.Tensor, capsys: Any) -> None:
+    OneShotPrune().prune(llama, None, ids, progress=True)
+    shown = capsys.readouterr()
+    assert "Pruning 2 blocks" in shown.err
+    assert not shown.out
 
 
 def test_mask_overlap_is_the_jaccard_index_of_the_zeros(tiny: Any, ids: torch.Tensor) -> None:

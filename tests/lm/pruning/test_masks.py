@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairtrial.errors import InputError, UnknownNameError
-from fairtrial.lm.pruning.masks import keep_masks, lowest, pack_bits, parse_pattern, unpack_bits
+from fairtrial.lm.pruning.masks import keep_masks, lowest, pack_bits, parse_pattern, unpack_bits, zeros_among
 
 
 @settings(max_examples=30, deadline=None)
@@ -21,12 +22,24 @@ def test_lowest_is_what_a_stable_sort_gives(values: list[int], data: st.DataObje
     assert torch.equal(lowest(torch.stack([scores, scores]), count)[1], expected)
 
 
+@settings(max_examples=200, deadline=None)
+@given(n=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)), thousandths=st.integers(0, 999))
+def test_counts_are_those_of_the_decimal_as_it_is_written(n: int, thousandths: int) -> None:
+    assert zeros_among(n, thousandths / 1000) == math.floor(Fraction(thousandths, 1000) * n)
+
+
+@pytest.mark.parametrize("group", ["row", "layer", "block"])
+def test_57_percent_of_100_are_57(group: str) -> None:
+    keep = keep_masks({"w": torch.rand(1, 100)}, 0.57, group=group)["w"]  # type: ignore[arg-type]
+    assert int((~keep).sum()) == 57
+
+
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 6), columns=st.integers(1, 30), sparsity=st.floats(0, 0.999), seed=st.integers(0, 99))
 def test_every_row_has_exactly_the_floor_of_s_n_zeros(rows: int, columns: int, sparsity: float, seed: int) -> None:
     scores = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed))
     keep = keep_masks({"w": scores}, sparsity, group="row")["w"]
-    assert ((~keep).sum(1) == math.floor(sparsity * columns)).all()
+    assert ((~keep).sum(1) == zeros_among(columns, sparsity)).all()
 
 
 def test_layer_and_block_groups_have_exact_counts_and_one_threshold() -> None:

@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 
     from fairtrial.lm.pruning.oneshot import PruneReport
 
+_ARTICLES = 60  # as many as calibrate in the trial: two thirds of the sample
+
 
 def fiedler_prune(
     model: Annotated[Path, typer.Argument(help="Folder written by save_pretrained, or a .gguf file.")],
     *,
     calibration: Annotated[
-        Path, typer.Option(help="Representative text: a .txt or .jsonl file, or a folder of them; 30-100 kB do.")
-    ],
+        Path | None,
+        typer.Option(
+            help="Representative text: a .txt or .jsonl file, or a folder of them; 30-100 kB do. "
+            "Left out: the first 60 articles of the sample wikipedia-articles."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the pruned model, new or empty.")],
     sparsity: Annotated[float, typer.Option(help="Share of zeros in [0, 1).")] = 0.5,
     intra: Annotated[str, typer.Option(help="Local metric: wanda, magnitude, ria, sparsegpt or random.")] = "wanda",
@@ -45,8 +51,9 @@ def fiedler_prune(
     """Prune a language model in one shot so that each of its blocks stays well connected."""
     from rich.console import Console
 
-    from fairtrial.causal_lm.loading import load
-    from fairtrial.causal_lm.windows import windows
+    from fairtrial.causal_lm.loading import check_device, check_loadable, context_length, load
+    from fairtrial.causal_lm.windows import read_texts, windows
+    from fairtrial.data.text import wikipedia_articles
     from fairtrial.lm.pruning.fiedler import FiedlerPrune
     from fairtrial.lm.pruning.packing import measure_sparse
 
@@ -68,8 +75,13 @@ def fiedler_prune(
         rounds=rounds,
         window=window,
     )
+    check_device(device)
+    check_loadable(model)
+    _check_window(window, context_length(model))
+    texts = wikipedia_articles()[:_ARTICLES] if calibration is None else read_texts(calibration)
     loaded, tokenizer = load(model, device=device)
-    ids = windows(tokenizer, calibration, window).ids
+    _check_window(window, getattr(loaded.config, "max_position_embeddings", None))  # a GGUF file has no config.json
+    ids = windows(tokenizer, texts, window).ids
     wanted = min(len(ids), max(1, tokens // window)) if tokens else len(ids)
     ids = ids[[i * len(ids) // wanted for i in range(wanted)]]
     report = pruner.prune(loaded, tokenizer, ids, progress=not as_json)
@@ -78,17 +90,32 @@ def fiedler_prune(
     measured = measure_sparse(loaded) if measure else None
 
     quantised = model.suffix == ".gguf" or (model.is_dir() and not (model / "config.json").is_file())
-    note = "the weights came from a GGUF file: they are dequantised, not the original ones" if quantised else None
+    notes = ["the weights came from a GGUF file: they are dequantised, not the original ones"] if quantised else []
+    if calibration is None:
+        notes.append(f"calibrated on the first {_ARTICLES} articles of the sample wikipedia-articles")
+    if alpha == "auto":
+        chosen = report.frame.alpha.iloc[0]
+        notes.append(f"alpha {chosen:g} had the lowest loss" + (": the metric alone, in rows" if chosen == 0 else ""))
     if as_json:
-        buys = measured and {"bytes": measured.bytes_ratio, "speed": measured.speedup, "backend": measured.backend}
+        buys = measured and {
+            "bytes": measured.bytes_ratio,
+            "speed": measured.speedup,
+            "speed_of_pairs": measured.ratios,
+            "backend": measured.backend,
+        }
+        note = "; ".join(notes) or None
         typer.echo(json.dumps({"out": str(out), "note": note, **report.to_dict(), "measured": buys}))
         return
     console = Console()
     console.print(_table(report))
-    console.print(f"{report.sparsity:.2%} of the block weights are zero; pruned in {report.seconds['total']:.1f} s")
-    for line in (f"written to {out}", note, measured):
-        if line is not None:
-            console.print(str(line))
+    zeros = f"{report.sparsity:.2%} of the block weights are zero; pruned in {report.seconds['total']:.1f} s"
+    for line in (zeros, f"written to {out}", *notes, *([measured] if measured else [])):
+        console.print(str(line), markup=False, soft_wrap=True)  # a path may hold brackets
+
+
+def _check_window(window: int, context: int | None) -> None:
+    if context is not None and window > context:
+        raise InputError(f"--window {window} exceeds the model's context: give --window {context} or less")
 
 
 def _number(text: str, option: str, words: dict[str, str | None]) -> float | int | str | None:
@@ -102,9 +129,10 @@ def _number(text: str, option: str, words: dict[str, str | None]) -> float | int
 
 def _table(report: PruneReport) -> Table:
     """Lay out the share of weights each matrix keeps, mean and range over layers, for the terminal."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("matrix", "kept", "least", "most", title="Weights kept over layers")
     for name, column in report.densities.items():
-        table.add_row(str(name), *(f"{share:.1%}" for share in (column.mean(), column.min(), column.max())))
+        table.add_row(escape(str(name)), *(f"{share:.1%}" for share in (column.mean(), column.min(), column.max())))
     return table

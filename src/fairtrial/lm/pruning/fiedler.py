@@ -13,7 +13,7 @@ one threshold, so that the graph also decides how dense each matrix stays.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,7 @@ from fairtrial.causal_lm.statistics import LinearStatistics
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.lm.pruning.graph import BlockGraph, Fiedler, Laplacian, Resistance
 from fairtrial.lm.pruning.masks import Group
-from fairtrial.lm.pruning.oneshot import Calibration, Clock, OneShotPrune, PruneReport
+from fairtrial.lm.pruning.oneshot import Calibration, Clock, OneShotPrune, PruneReport, progress_bar
 
 Combine = Literal["linear", "saturating", "power"]
 Edge = Literal["activation", "magnitude"]
@@ -110,23 +110,31 @@ class FiedlerPrune(OneShotPrune):
         if self.alpha == "auto":
             ids = self._windows(model, tok, calibration)
             self._check_model(model)
-            return self._chosen(model, ids, progress)._run(model, ids, progress=progress)
+            if len(ids) < 4:
+                raise InputError(
+                    f"alpha='auto' needs 4 windows of text, three to prune by and one to choose by; got {len(ids)}"
+                )
+            candidates = self._candidates()
+            blocks, runs = len(block_layouts(model, self.spec)), len(candidates) + 1
+            with progress_bar(f"Pruning {blocks} blocks {runs} times", blocks * runs, shown=progress) as step:
+                return self._best(candidates, model, ids, step)._run(model, ids, step)
         return super().prune(model, tok, calibration, progress=progress)
 
-    def _chosen(self, model: nn.Module, ids: Tensor, progress: bool) -> OneShotPrune:
-        """Return the candidate whose pruned model has the lowest mean loss on the last quarter of the windows."""
-        if len(ids) < 4:
-            raise InputError(
-                f"alpha='auto' needs 4 windows of text, three to prune by and one to choose by; got {len(ids)}"
-            )
-        cut = len(ids) - len(ids) // 4
+    def _candidates(self) -> list[FiedlerPrune]:
+        """Return what alpha="auto" chooses from."""
         none = replace(self, alpha=0.0, group="row", rounds=1, modes=1, combine="linear")
-        candidates = [none, *(replace(self, alpha=alpha) for alpha in _ALPHAS[self.combine])]
+        return [none, *(replace(self, alpha=alpha) for alpha in _ALPHAS[self.combine])]
+
+    def _best(
+        self, candidates: list[FiedlerPrune], model: nn.Module, ids: Tensor, step: Callable[[], object]
+    ) -> FiedlerPrune:
+        """Return the candidate whose pruned model has the lowest mean loss on the last quarter of the windows."""
+        cut = len(ids) - len(ids) // 4
         parameters = {view.parameter for layout in block_layouts(model, self.spec) for view in layout}
         dense = [(parameter, parameter.detach().clone()) for parameter in parameters]
         losses = []
         for candidate in candidates:
-            candidate._run(model, ids[:cut], progress=progress)
+            candidate._run(model, ids[:cut], step)
             losses.append(mean_nll(model, ids[cut:]))
             for parameter, weight in dense:
                 parameter.detach().copy_(weight)

@@ -6,6 +6,7 @@ the lowest go, ties in order of index, so that the same scores give the same mas
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Literal, get_args
@@ -49,6 +50,17 @@ def lowest(scores: Tensor, count: int) -> Tensor:
         rank = tied.cumsum(-1, dtype=torch.int32)
         marked &= ~tied | (rank <= rank[..., -1:] - surplus)
     return marked
+
+
+def zeros_among(n: int, sparsity: float) -> int:
+    """Return how many of ``n`` weights are zero at a sparsity: floor(sparsity * n) of the number as it is written.
+
+    The product of floats may fall just short of a whole number, by far less than the margin added here.
+
+    >>> zeros_among(100, 0.57), int(0.57 * 100)
+    (57, 56)
+    """
+    return math.floor(sparsity * n * (1 + 1e-12) + 1e-9)
 
 
 def parse_pattern(pattern: str) -> tuple[int, int]:
@@ -100,12 +112,12 @@ def keep_masks(
                 )
         return {name: ~lowest(s.unflatten(1, (-1, m)), m - n).flatten(1) for name, s in scores.items()}
     if group == "row":
-        return {name: ~lowest(s, int(sparsity * s.shape[1])) for name, s in scores.items()}
+        return {name: ~lowest(s, zeros_among(s.shape[1], sparsity)) for name, s in scores.items()}
     if group == "layer":
-        return {name: ~lowest(s.flatten(), int(sparsity * s.numel())).view_as(s) for name, s in scores.items()}
+        return {name: ~lowest(s.flatten(), zeros_among(s.numel(), sparsity)).view_as(s) for name, s in scores.items()}
     if group == "block":
         flat = torch.cat([s.flatten() for s in scores.values()])
-        parts = (~lowest(flat, int(sparsity * len(flat)))).split([s.numel() for s in scores.values()])
+        parts = (~lowest(flat, zeros_among(len(flat), sparsity))).split([s.numel() for s in scores.values()])
         return {name: part.view_as(s) for (name, s), part in zip(scores.items(), parts, strict=True)}
     raise UnknownNameError("group", group, get_args(Group))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -20,14 +20,23 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fairtrial.causal_lm.capture import BlockInputs, propagate
+from fairtrial.causal_lm.capture import propagate
 from fairtrial.causal_lm.layout import BlockLayout, ChainSpec, LinearView, block_layouts
 from fairtrial.causal_lm.statistics import LinearStatistics, second_moments
 from fairtrial.causal_lm.windows import windows
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.lm.pruning.baselines import IntraMetric, SparseGPT, intra_metric
 from fairtrial.lm.pruning.graph import BlockGraph, Fiedler
-from fairtrial.lm.pruning.masks import Group, check_sparsity, keep_masks, lowest, pack_bits, parse_pattern, unpack_bits
+from fairtrial.lm.pruning.masks import (
+    Group,
+    check_sparsity,
+    keep_masks,
+    lowest,
+    pack_bits,
+    parse_pattern,
+    unpack_bits,
+    zeros_among,
+)
 
 Calibration: TypeAlias = str | Path | Sequence[str] | Tensor
 """A .txt or .jsonl file or a folder of them, a list of documents, or token ids (n, window)."""
@@ -110,30 +119,26 @@ class OneShotPrune:
         Raises
         ------
         InputError
-            The text is shorter than one window or longer than the model's context; a pattern does not fit a layer; the
-            model cannot be laid out or its activations are not finite (the message names the layer).
+            The text is shorter than one window or longer than the model's context; token ids outside its vocabulary; a
+            pattern does not fit a layer; the model cannot be laid out or its activations are not finite (the message
+            names the layer).
         """
         ids = self._windows(model, tok, calibration)
         self._check_model(model)
-        return self._run(model, ids, progress=progress)
+        blocks = len(block_layouts(model, self.spec))
+        with progress_bar(f"Pruning {blocks} blocks", blocks, shown=progress) as step:
+            return self._run(model, ids, step)
 
     # ------------------------------------------------------------ one pass over the blocks
 
-    def _run(self, model: nn.Module, ids: Tensor, *, progress: bool = False) -> PruneReport:
+    def _run(self, model: nn.Module, ids: Tensor, step: Callable[[], object]) -> PruneReport:
+        """Prune and report; ``step`` is called after each block."""
         clock = Clock()
-        layouts = block_layouts(model, self.spec)
-        steps: Iterable[tuple[BlockLayout, BlockInputs]] = propagate(model, ids.split(1), self.spec)
-        if progress:
-            from rich.console import Console
-            from rich.progress import track
-
-            console = Console(stderr=True)
-            steps = track(steps, f"Pruning {len(layouts)} blocks", total=len(layouts), console=console)
         rows: list[dict[str, Any]] = []
         densities: list[dict[str, float]] = []
         masks: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
         with clock("total"):
-            for depth, (layout, inputs) in enumerate(steps):
+            for depth, (layout, inputs) in enumerate(propagate(model, ids.split(1), self.spec)):
                 with clock("calibration"):
                     hessian = getattr(intra_metric(self.intra), "needs_hessian", False)
                     stats = second_moments(layout, inputs, hessian=hessian, keep=not self.sequential)
@@ -146,6 +151,7 @@ class OneShotPrune:
                 densities.append({name: float(mask.float().mean()) for name, mask in keep.items()})
                 for name, mask in keep.items():
                     masks[f"{layout.name}.{name}"] = pack_bits(mask), tuple(mask.shape)
+                step()
         frame, table = pd.DataFrame(rows), pd.DataFrame(densities).rename_axis("layer")
         return PruneReport(frame, table, dict(clock.seconds), masks)
 
@@ -193,6 +199,7 @@ class OneShotPrune:
                 view.weight.copy_(weight)
             else:
                 view.weight.masked_fill_(~keep[view.name], 0)
+            keep[view.name] &= view.weight != 0  # what was zero already may be more than was asked for
         return keep
 
     def _chooser(self, view: LinearView, sparsity: float, factor: Tensor | None, keep: Tensor) -> Any:
@@ -206,10 +213,10 @@ class OneShotPrune:
             if self.pattern is not None:
                 return keep_masks({view.name: saliency}, sparsity, pattern=self.pattern)[view.name]
             if self.group == "row":
-                return ~lowest(saliency, int(sparsity * columns.stop) - int(sparsity * columns.start))
+                return ~lowest(saliency, zeros_among(columns.stop, sparsity) - zeros_among(columns.start, sparsity))
             if self.group == "layer":
                 rows = len(saliency)
-                count = int(sparsity * rows * columns.stop) - int(sparsity * rows * columns.start)
+                count = zeros_among(rows * columns.stop, sparsity) - zeros_among(rows * columns.start, sparsity)
             else:  # the share of these columns in the threshold of the whole block
                 count = int((~keep[:, columns]).sum())
             return ~lowest(saliency.flatten(), count).view_as(saliency)
@@ -247,6 +254,10 @@ class OneShotPrune:
             raise InputError(
                 f"windows of {ids.shape[1]} tokens exceed the model's context of {context}: give window={context}"
             )
+        if hasattr(model, "get_input_embeddings"):
+            vocabulary = model.get_input_embeddings().num_embeddings
+            if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+                raise InputError(f"calibration ids lie outside 0..{vocabulary - 1}: they are of another tokenizer")
         return ids
 
     def _check_model(self, model: nn.Module) -> None:
@@ -296,6 +307,20 @@ class Clock:
         self.seconds[kind] += time.perf_counter() - start
 
 
+@contextmanager
+def progress_bar(text: str, total: int, *, shown: bool) -> Iterator[Callable[[], object]]:
+    """Show a bar on standard error while the context lasts; yields what is to be called after each of its steps."""
+    if not shown:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda: bar.advance(task)
+
+
 # ---------------------------------------------------------------- what is reported
 
 
@@ -307,8 +332,8 @@ class PruneReport:
     ----------
     frame
         One row a graph of a block: ``layer`` (depth), ``graph``, ``sparsity``, ``alpha`` (0 = the graph was declined),
-        ``lambda2_before`` and ``lambda2_after`` (of the edges left, each matrix still divided by its dense mean; it may
-        rise, for the normalised value of a subgraph may; both need ``connectivity=True``),
+        ``lambda2_before`` and ``lambda2_after`` (of the edges left, isolated channels dropped, each matrix still
+        divided by its dense mean; it may rise, as that of a subgraph can; both need ``connectivity=True``),
         ``participation`` of the Fiedler vector, ``isolated`` channels after, ``block_error`` (relative change of the
         block's output on the first calibration window).
     densities
@@ -322,13 +347,16 @@ class PruneReport:
     seconds: dict[str, float]
     _masks: dict[str, tuple[Tensor, tuple[int, ...]]] = field(repr=False)
 
+    def __repr__(self) -> str:
+        return f"PruneReport(sparsity={self.sparsity:.4g}, matrices={len(self.matrices)})"
+
     @property
     def matrices(self) -> list[str]:
         """Full names of the pruned matrices, such as "model.layers.3.mlp.up_proj"."""
         return list(self._masks)
 
     def mask(self, matrix: str) -> Tensor:
-        """Return the mask of one matrix, boolean (out, in), ``True`` = kept."""
+        """Return the mask of one matrix, boolean (out, in), ``True`` = kept; what was zero before counts as pruned."""
         if matrix not in self._masks:
             raise UnknownNameError("pruned matrix", matrix, self._masks)
         return unpack_bits(*self._masks[matrix])
@@ -341,9 +369,12 @@ class PruneReport:
 
     @property
     def lambda2_retained(self) -> float:
-        """Mean over graphs of lambda_2 after / before; a graph that lost a channel altogether counts as 0."""
-        ratio = self.frame.lambda2_after / self.frame.lambda2_before
-        return float(ratio.where(self.frame.isolated == 0, 0.0).mean())
+        """Mean over graphs of lambda_2 after / before, not clipped; ``frame`` counts isolated channels apart.
+
+        Graphs that were disconnected before have no ratio and are left out; NaN without ``connectivity=True``.
+        """
+        connected = self.frame[self.frame.lambda2_before > 0]
+        return float((connected.lambda2_after / connected.lambda2_before).mean())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-able values, without the masks."""

@@ -137,12 +137,15 @@ class SparseMeasurement:
     dense_bytes, packed_bytes
         Of all weights: as they are, and as :func:`save_packed` writes them.
     backend
-        The fastest one this device has for these zeros; "none" where there is none to try.
+        Of those this device has for these zeros, the one with the best worst pair of runs; "none" where there is none
+        to try.
     dense_tokens_per_second, sparse_tokens_per_second
         New tokens over wall time of greedy generation, all texts of the batch together; median of three runs, the two
         models in turn.
     device
         Where it was measured.
+    ratios
+        Tokens per second sparse over dense of each of these pairs of runs; empty where the backend is "none".
     """
 
     dense_bytes: int
@@ -151,6 +154,7 @@ class SparseMeasurement:
     dense_tokens_per_second: float
     sparse_tokens_per_second: float
     device: str
+    ratios: tuple[float, ...] = ()
 
     @property
     def bytes_ratio(self) -> float:
@@ -159,16 +163,26 @@ class SparseMeasurement:
 
     @property
     def speedup(self) -> float:
-        """Tokens per second with the backend over those of the dense model."""
-        return self.sparse_tokens_per_second / self.dense_tokens_per_second
+        """Tokens per second with the backend over those of the dense model, the median of ``ratios``; 1 without one."""
+        return statistics.median(self.ratios) if self.ratios else 1.0
+
+    @property
+    def faster(self) -> bool:
+        """Whether the sparse model was over 5 % faster in every pair of runs: less cannot be told from noise."""
+        return bool(self.ratios) and min(self.ratios) > 1.05
 
     def __str__(self) -> str:
         size = f"{self.packed_bytes / 1e6:.1f} MB packed, {self.bytes_ratio:.2f} of dense"
-        speed = f"{self.speedup:.2f}x with {self.backend}" if self.speedup >= 1.05 else "no speed-up on this device"
-        tried = (
-            f" (best: {self.backend}, {self.speedup:.2f}x)" if self.speedup < 1.05 and self.backend != "none" else ""
-        )
-        return f"{size}; {speed}{tried}: {self.dense_tokens_per_second:.1f} tokens/s dense on {self.device}"
+        speed = "no speed-up on this device"
+        if self.ratios:
+            median = f"{self.speedup:.2f}x"
+            span = f"{min(self.ratios):.2f} to {max(self.ratios):.2f} in {len(self.ratios)} pairs of runs"
+            speed = (
+                f"{median} with {self.backend} ({span})"
+                if self.faster
+                else f"{speed} (best: {self.backend}, {median}, {span})"
+            )
+        return f"{size}; {speed}: {self.dense_tokens_per_second:.1f} tokens/s dense on {self.device}"
 
 
 def measure_sparse(
@@ -200,30 +214,34 @@ def measure_sparse(
     if batch < 1 or new_tokens < 1:
         raise InputError(f"batch and new_tokens must be positive, got {batch} and {new_tokens}")
     weights = {p.data_ptr(): p for p in model.parameters()}.values()
-    best, dense_speed, sparse_speed = "none", _tokens_per_second([model], batch, new_tokens)[0], 0.0
+    best = "none"
+    ratios: tuple[float, ...] = ()
+    dense = sparse = _tokens_per_second([model], batch, new_tokens)[0]
     for name, convert in _backends(model, spec):
-        sparse = copy.deepcopy(model)
-        convert(sparse, spec)
-        dense, speed = _tokens_per_second([model, sparse], batch, new_tokens)
-        if speed / dense > sparse_speed / dense_speed:
-            best, dense_speed, sparse_speed = name, dense, speed
+        converted = copy.deepcopy(model)
+        convert(converted, spec)
+        speeds = _tokens_per_second([model, converted], batch, new_tokens)
+        paired = tuple(s / d for d, s in zip(*speeds, strict=True))
+        if not ratios or min(paired) > min(ratios):
+            best, ratios, (dense, sparse) = name, paired, speeds
     return SparseMeasurement(
         sum(p.numel() * p.element_size() for p in weights),
         sum(packed_bytes(p) for p in weights),
         best,
-        dense_speed,
-        sparse_speed if best != "none" else dense_speed,
+        statistics.median(dense),
+        statistics.median(sparse),
         str(next(model.parameters()).device),
+        ratios,
     )
 
 
-def _tokens_per_second(models: list[Any], batch: int, new_tokens: int) -> list[float]:
-    """Time greedy generation of the models in turn, three times after a warm-up; return the medians."""
+def _tokens_per_second(models: list[Any], batch: int, new_tokens: int) -> list[list[float]]:
+    """Time greedy generation of the models in turn, three times after a warm-up; return each model's runs."""
     device = next(models[0].parameters()).device
     ids = torch.arange(8, device=device).remainder(models[0].config.vocab_size).expand(batch, -1)
-    seconds: list[list[float]] = [[] for _ in models]
+    speeds: list[list[float]] = [[] for _ in models]
     for run in range(4):
-        for model, times in zip(models, seconds, strict=True):
+        for model, runs in zip(models, speeds, strict=True):
             with evaluation_mode(model):
                 start = time.perf_counter()
                 model.generate(
@@ -233,8 +251,8 @@ def _tokens_per_second(models: list[Any], batch: int, new_tokens: int) -> list[f
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
             if run:
-                times.append(time.perf_counter() - start)
-    return [batch * new_tokens / statistics.median(times) for times in seconds]
+                runs.append(batch * new_tokens / (time.perf_counter() - start))
+    return speeds
 
 
 Backend = Callable[[Any, ChainSpec | None], object]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,7 +108,8 @@ def method(label: str, params: PruningParams, *, connectivity: bool = False) -> 
         case "connectivity+wanda":
             return FiedlerPrune(Wanda(), **whole)
         case "connectivity+magnitude":
-            return FiedlerPrune(Magnitude(), **whole)
+            # Edges match the base metric: with those of activations the degrees would hold what magnitude ignores.
+            return FiedlerPrune(Magnitude(), **whole, edge="magnitude")
         case "wanda":
             return OneShotPrune(Wanda(), **how)
         case "magnitude":
@@ -142,18 +144,18 @@ CANDIDATES = (
     Candidate("degree-intra", "control", uses=("oneshot", "baselines")),
     Candidate("random", "control", uses=("oneshot", "baselines")),
 )
-MEASURED_FOR_CONNECTIVITY = ("fiedler+wanda", "wanda")  # two more eigenproblems a graph
+MEASURED_FOR_CONNECTIVITY = ("fiedler+wanda", "wanda")  # two more eigenproblems a graph, and a second pruning
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
 
 
 @stage(keep=True)
-def dense_model(params: PruningParams) -> tuple[Any, Any]:
+def dense_model(stages: Any, params: PruningParams) -> tuple[Any, Any]:
     """Load the model and its tokenizer, once a worker."""
     import torch
 
-    from fairtrial.causal_lm.loading import load
+    from fairtrial.causal_lm.loading import load, stored_as
     from fairtrial.data.samples import cache_folder, sample_path
     from fairtrial.data.tiny import tiny_causal_lm
 
@@ -161,6 +163,10 @@ def dense_model(params: PruningParams) -> tuple[Any, Any]:
         model, tokenizer = tiny_causal_lm()
         return model.to(params.device, getattr(torch, params.dtype)), tokenizer
     path = Path(params.model) if Path(params.model).exists() else sample_path(params.model)
+    if stored := stored_as(path):
+        bits = re.match(r"I?Q(\d+)", stored)
+        how = f"in {bits[1]} bits ({stored}) and dequantised" if bits else f"as {stored}"
+        stages.note(f"the model's weights were stored {how}")
     dtype = getattr(torch, params.dtype)
     return load(path, device=params.device, dtype=dtype, cache=cache_folder() / "models")
 
@@ -170,7 +176,8 @@ def windows_of_text(stages: Any, params: PruningParams) -> dict[str, torch.Tenso
     """Return ``calibration`` (n, window), ``evaluation`` (m, window) and ``documents`` (m,), the items of evaluation.
 
     The first two thirds of the documents calibrate. Evaluation takes a window of each of the others in turn, so that as
-    many documents as possible speak; a text of one document is divided by windows, which are then the items.
+    many documents as possible speak. Where these are fewer than two a fold, the items are windows, spread over the
+    text; a text of one or two documents is divided by windows too.
     """
     import torch
 
@@ -181,10 +188,11 @@ def windows_of_text(stages: Any, params: PruningParams) -> dict[str, torch.Tenso
     if params.calibration_text:
         calibration = windows(tokenizer, documents_of(params.calibration_text), params.window).ids
         ids, documents = windows(tokenizer, texts, params.window, merge=False)
-    elif len(texts) == 1:
+    elif len(texts) < 3:
         ids = windows(tokenizer, texts, params.window).ids
         cut = math.ceil(len(ids) * 2 / 3)
-        calibration, ids, documents = ids[:cut], ids[cut:], torch.arange(len(ids) - cut)
+        calibration, ids = ids[:cut], ids[cut:]
+        documents = torch.zeros(len(ids), dtype=torch.int64)
     else:
         cut = math.ceil(len(texts) * 2 / 3)
         calibration = windows(tokenizer, texts[:cut], params.window).ids
@@ -196,10 +204,17 @@ def windows_of_text(stages: Any, params: PruningParams) -> dict[str, torch.Tenso
             f"{len(ids)} to evaluate; {wanted} and {2 * FOLDS} are needed: give more text, a smaller window= or fewer "
             "calibration_tokens="
         )
-    rank = torch.cat([torch.arange(int(n)) for n in documents.unique_consecutive(return_counts=True)[1]])
-    chosen = (
-        torch.argsort(rank, stable=True)[: params.eval_windows].sort().values
-    )  # every document's first, second, ...
+    stages.note(f"calibrated on {wanted} windows of {params.window} tokens, {wanted * params.window} in all")
+    counts = documents.unique_consecutive(return_counts=True)[1]
+    if len(counts) < 2 * FOLDS:
+        documents = torch.arange(len(ids))
+        count = min(params.eval_windows, len(ids))
+        chosen = torch.arange(count) * len(ids) // count
+        stages.note("the evaluation text has few documents: items are windows, several of one document")
+    else:
+        rank = torch.cat([torch.arange(int(n)) for n in counts])
+        # every document's first, second, ...
+        chosen = torch.argsort(rank, stable=True)[: params.eval_windows].sort().values
     return {"calibration": calibration, "evaluation": ids[chosen], "documents": documents[chosen]}
 
 
@@ -224,20 +239,31 @@ def dense_nll(stages: Any, fold: int, params: PruningParams) -> dict[str, Any]:
 
 
 @stage()
-def pruned(stages: Any, candidate: Candidate, draw: int, params: PruningParams) -> tuple[Any, Items | None, float]:
-    """Prune a copy of the dense model; return it, the share of lambda_2 each graph kept, and its packed size."""
+def pruned(stages: Any, candidate: Candidate, draw: int, params: PruningParams) -> tuple[Any, float]:
+    """Prune a copy of the dense model; return it, and its packed size over the dense one."""
     from fairtrial.lm.pruning.packing import packed_bytes
 
     dense, _ = stages(dense_model, params)
     if candidate.label == "dense":
-        return dense, None, 1.0
+        return dense, 1.0
     calibration = calibration_windows(stages, draw, params)
     model = copy.deepcopy(dense)
-    connectivity = candidate.label in MEASURED_FOR_CONNECTIVITY
-    outcome = method(candidate.label, params, connectivity=connectivity).prune(model, None, calibration)
-    kept = lambda2_kept(outcome.frame) if connectivity else None
+    outcome = method(candidate.label, params).prune(model, None, calibration)
+    if candidate.label == "fiedler+wanda":
+        stages.note(f"fiedler+wanda: alpha={outcome.frame.alpha.iloc[0]:g}")
     weights = {p.data_ptr(): p for p in model.parameters()}.values()
-    return model, kept, sum(map(packed_bytes, weights)) / sum(p.numel() * p.element_size() for p in weights)
+    return model, sum(map(packed_bytes, weights)) / sum(p.numel() * p.element_size() for p in weights)
+
+
+@stage()
+def kept_connectivity(stages: Any, label: str, draw: int, params: PruningParams) -> pd.DataFrame:
+    """Prune once more and return the report's frame with every graph's lambda_2 before and after.
+
+    What that costs is the trial's and no candidate's, so the stage is asked for by label.
+    """
+    dense, _ = stages(dense_model, params)
+    calibration = calibration_windows(stages, draw, params)
+    return method(label, params, connectivity=True).prune(copy.deepcopy(dense), None, calibration).frame
 
 
 @stage(keep=True)
@@ -270,10 +296,18 @@ def losses(model: Any, ids: torch.Tensor) -> Any:
     return np.array([-row.double().mean().item() for row in token_log_likelihoods(model, ids)])
 
 
-def lambda2_kept(frame: pd.DataFrame) -> Items:
-    """Return lambda_2 after over before of every graph; 0 where a channel was cut off."""
-    kept = (frame.lambda2_after / frame.lambda2_before).where(frame.isolated == 0, 0.0)
-    return Items((frame.layer.astype(str) + "/" + frame.graph).tolist(), kept.tolist())
+def connectivity_of(frame: pd.DataFrame) -> dict[str, Items | None]:
+    """Return of every graph lambda_2 after over before, isolated channels dropped, and whether any channel is isolated.
+
+    A graph that was disconnected before, as in a model that is sparse already, has no ratio and is left out.
+    """
+    frame = frame.assign(graph=frame.layer.astype(str) + "/" + frame.graph)
+    connected = frame[frame.lambda2_before > 0]
+    ratio = connected.lambda2_after / connected.lambda2_before
+    return {
+        "lambda2_retained": Items(connected.graph.tolist(), ratio.tolist()) if len(connected) else None,
+        "isolated_graphs": Items(frame.graph.tolist(), (frame.isolated > 0).astype(float).tolist()),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- measures
@@ -281,15 +315,18 @@ def lambda2_kept(frame: pd.DataFrame) -> Items:
 
 def measure_quality(candidate: Candidate, cell: Cell, params: PruningParams, stages: Any) -> dict[str, Any]:
     """Prune (once a draw) and read one fold of the evaluation text."""
-    model, kept, size = stages(pruned, candidate, cell["draw"], params)
+    model, size = stages(pruned, candidate, cell["draw"], params)
     ids, documents = fold_of(stages(windows_of_text, params), cell["fold"])
     dense = stages(dense_nll, cell["fold"], params)["nll"]
     nll = dense if candidate.label == "dense" else losses(model, ids)
+    connectivity: dict[str, Items | None] = {"lambda2_retained": None, "isolated_graphs": None}
+    if candidate.label in MEASURED_FOR_CONNECTIVITY:
+        connectivity = connectivity_of(stages(kept_connectivity, candidate.label, cell["draw"], params))
     return {
         "log_perplexity_ratio": Items(documents, nll - dense),
         "perplexity": math.exp(nll.mean()),
-        "lambda2_retained": kept,
         "bytes_ratio": size,
+        **connectivity,
     }
 
 
@@ -306,7 +343,7 @@ def measure_cost(candidate: Candidate, cell: Cell, params: PruningParams, stages
     began = time.perf_counter()
     method(candidate.label, params).prune(model, None, calibration)
     seconds = time.perf_counter() - began
-    speed = measure_sparse(model, new_tokens=16).speedup if candidate.role == "method" else None
+    speed = measure_sparse(model, new_tokens=8).speedup if candidate.role == "method" else None
     return {"prune_seconds": seconds, "tokens_per_second_ratio": speed}
 
 
@@ -318,9 +355,9 @@ def parts(params: PruningParams) -> tuple[Part, ...]:
     over: Literal["replicate", "item"] = "replicate" if params.draws >= 5 else "item"
     here = "" if over == "replicate" else ", for this calibration draw" if params.draws == 1 else ", for these draws"
     ratio = "log_perplexity_ratio"
-    left_out = {
-        label for label, wanted in (("sparsegpt", params.sparsegpt), ("degree-intra", params.thorough)) if not wanted
-    }
+    blockwise = params.pattern is None  # a pattern compares within a row: block-norow then is Wanda itself
+    optional = {"sparsegpt": params.sparsegpt, "degree-intra": params.thorough, "block-norow": blockwise}
+    left_out = {label for label, wanted in optional.items() if not wanted}
 
     def better(id: str, a: str, b: str, margin: float = 0.0) -> Claim:
         more = f" by more than {margin:g} nats a token" if margin else ""
@@ -333,6 +370,7 @@ def parts(params: PruningParams) -> tuple[Part, ...]:
             Metric(ratio, "nats a token", higher_is_better=False),
             Metric("perplexity", "", higher_is_better=False),
             Metric("lambda2_retained", "of the dense value", per="draw"),
+            Metric("isolated_graphs", "of the graphs", higher_is_better=False, per="draw"),
             Metric("bytes_ratio", "of the dense size", higher_is_better=False, per="draw", exact=True),
         ),
         factors=(
@@ -346,14 +384,15 @@ def parts(params: PruningParams) -> tuple[Part, ...]:
             better("C2", "connectivity+magnitude", "magnitude"),
             all_of(
                 "C3",
-                f"it is the graph: fiedler+wanda loses less than either control without it{here}",
+                f"it is the graph: fiedler+wanda loses less than {'either' if blockwise else 'the'} control without "
+                f"it{here}",
                 better("C3-permuted", "fiedler+wanda", "fiedler-permuted"),
-                better("C3-norow", "fiedler+wanda", "block-norow"),
+                *([better("C3-norow", "fiedler+wanda", "block-norow")] if blockwise else []),
             ),
             better("C3b", "connectivity+wanda", "degree-intra"),
             Claim(
                 "C4",
-                f"fiedler+wanda keeps more of the graphs' lambda_2 than wanda{here}",
+                f"fiedler+wanda keeps more of the graphs' lambda_2 than wanda, isolated channels dropped{here}",
                 difference("fiedler+wanda", "wanda", "lambda2_retained"),
                 above=0,
                 over=over,
@@ -361,6 +400,12 @@ def parts(params: PruningParams) -> tuple[Part, ...]:
             better("C6", "wanda", "random", margin=1.0),
             report("R1", "fiedler+wanda against sparsegpt", difference("fiedler+wanda", "sparsegpt", ratio), over),
             report("R2", "bytes of fiedler+wanda, packed, over dense", level("fiedler+wanda", "bytes_ratio")),
+            report(
+                "R4",
+                "graphs with an isolated channel, fewer of fiedler+wanda than of wanda",
+                difference("fiedler+wanda", "wanda", "isolated_graphs"),
+                over,
+            ),
         ),
         measure=measure_quality,
         group=("draw", "candidate"),
@@ -401,16 +446,16 @@ def check(params: PruningParams) -> None:
             raise InputError(f"{name}={value}: no such file or folder")
         sample_path(find_sample(value).name)
     if params.device != "cpu":
-        import torch
+        from fairtrial.causal_lm.loading import check_device
 
-        try:
-            torch.empty(0, device=params.device)
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(f"device={params.device}: {str(error).splitlines()[0]}") from None
+        check_device(params.device)
     if params.model != "tiny" and Path(params.model).exists():
-        from fairtrial.causal_lm.loading import check_loadable
+        from fairtrial.causal_lm.loading import check_loadable, context_length
 
         check_loadable(params.model)
+        context = context_length(params.model)
+        if context is not None and params.window > context:
+            raise InputError(f"window={params.window} exceeds the model's context: give --set window={context}")
     for name in ("text", "calibration_text"):
         if getattr(params, name) and Path(getattr(params, name)).exists():
             documents_of(getattr(params, name))

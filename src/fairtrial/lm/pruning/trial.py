@@ -62,7 +62,7 @@ class PruningParams(BaseModel):
     alpha: float | Literal["auto"] | None = Field(None, description="weight of the graph; left out, its default")
     calibration_tokens: int = Field(4096, ge=8, description="tokens that statistics are taken from")
     window: int = Field(384, ge=8, description="tokens of a window")
-    eval_windows: int = Field(24, ge=8, description="evaluation windows, of as many documents as there are")
+    eval_windows: int = Field(12, ge=8, description="evaluation windows, of as many documents as there are")
     sparsegpt: bool = Field(
         True, description="measure SparseGPT too, whose update takes a while", json_schema_extra={"scope": "plan"}
     )
@@ -270,7 +270,7 @@ def kept_connectivity(stages: Any, label: str, draw: int, params: PruningParams)
 def warm_up(stages: Any, params: PruningParams) -> None:
     """Prune once from one window, so that no candidate pays for what the first call of a process costs."""
     dense, _ = stages(dense_model, params)
-    method("fiedler+wanda", params).prune(copy.deepcopy(dense), None, calibration_windows(stages, 0, params)[:4])
+    method("fiedler+wanda", params).prune(copy.deepcopy(dense), None, calibration_windows(stages, 0, params)[:1])
 
 
 def calibration_windows(stages: Any, draw: int, params: PruningParams) -> torch.Tensor:

@@ -36,15 +36,18 @@ def wheel(tmp_path_factory):
     return built
 
 
-@pytest.fixture(scope="module")
-def bin_folder(wheel, tmp_path_factory):
-    """Return the folder of the commands of a clean environment."""
-    folder = tmp_path_factory.mktemp("clean")
+def install(folder, what):
+    """Return the folder of the commands of a clean environment that holds only ``what``."""
     venv.create(folder, with_pip=True)
     commands = folder / ("Scripts" if sys.platform == "win32" else "bin")
-    done = run(commands / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
+    done = run(commands / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", what)
     assert done.returncode == 0, done.stderr
     return commands
+
+
+@pytest.fixture(scope="module")
+def bin_folder(wheel, tmp_path_factory):
+    return install(tmp_path_factory.mktemp("clean"), wheel)
 
 
 def test_the_wheel_holds_the_cards_the_samples_and_the_page_template(wheel):
@@ -96,3 +99,11 @@ def test_the_engines_own_trial_needs_no_extra(bin_folder, tmp_path):
     done = run(bin_folder / "fairtrial", "run", "verdicts", "--preset", "smoke", "--json", "--jobs", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["trial"] == "verdicts"
+
+
+def test_with_its_extra_the_smoke_trial_of_pruning_runs(wheel, tmp_path):
+    commands = install(tmp_path / "with_lm", f"{wheel}[lm]")
+    done = run(commands / "fairtrial", "run", "pruning", "--preset", "smoke", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not json.loads(done.stdout)["lost"]
+    assert (tmp_path / "runs" / "pruning" / "report.html").stat().st_size < 500_000

@@ -53,9 +53,24 @@ def run(*words: str) -> None:
     assert ran.returncode == 0, f"{shlex.join(words)}\n{ran.stdout}{ran.stderr}"
 
 
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """A reader's folder: a model and a text of their own, and candidates in files."""
+    from fairtrial.data.tiny import tiny_causal_lm, tiny_texts
+
+    folder = tmp_path_factory.mktemp("reader")
+    for part in tiny_causal_lm():
+        part.save_pretrained(folder / "my-llama")
+    (folder / "my-corpus.txt").write_text("\n".join(tiny_texts()))
+    for name, accuracy in (("mine", 0.8), ("base", 0.7)):
+        code = f"def accuracy(cell):\n    return {{'accuracy': {accuracy} + cell % 3 / 100}}\n"
+        (folder / f"{name}.py").write_text(code)
+    return folder
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_the_code_of(file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_code_of(file, reader, monkeypatch):
+    monkeypatch.chdir(reader)
     monkeypatch.setitem(os.environ, "COLUMNS", "120")
     namespace: dict = {}
     for block in blocks(file):

@@ -155,6 +155,21 @@ def test_estimators_are_compared_on_the_splits_with_their_item_scores(compare, d
     assert (verdict.low, verdict.high) == pytest.approx(oracle.at(0.95), rel=0.05)
 
 
+@pytest.mark.parametrize("kind", ["a number", "a splitter", "an iterable"])
+def test_fold_scores_equal_scikit_learns_cross_validate_for_any_form_of_cv(compare, data, kind):
+    from sklearn.dummy import DummyClassifier
+    from sklearn.model_selection import RepeatedStratifiedKFold, cross_validate
+    from sklearn.tree import DecisionTreeClassifier
+
+    X, y = data
+    splitter = RepeatedStratifiedKFold(n_splits=3, n_repeats=2, random_state=0)
+    cv = {"a number": 4, "a splitter": splitter, "an iterable": list(splitter.split(X, y))}[kind]
+    tree = DecisionTreeClassifier(max_depth=2, random_state=0)
+    frame = compare({"tree": tree, "dummy": DummyClassifier()}, X, y, baseline="dummy", cv=cv).to_frame()
+    expected = cross_validate(tree, X, y, cv=cv, scoring="accuracy")["test_score"]
+    np.testing.assert_allclose(frame[frame.candidate == "tree"].accuracy, expected)
+
+
 @pytest.mark.parametrize("scoring", ["neg_mean_squared_error", "neg_mean_absolute_error", "r2", None])
 def test_each_scoring_has_the_folds_mean_that_scikit_learn_gives(compare, data, scoring):
     from sklearn.dummy import DummyRegressor

@@ -7,7 +7,7 @@ cells to workers in declared order; write each answer in a transaction; run time
 from __future__ import annotations
 
 import contextlib
-import logging
+import queue
 import signal
 import sys
 import threading
@@ -30,8 +30,6 @@ from fairtrial.trial.pool import ENGINES, Pool
 from fairtrial.trial.stages import codes_of_parts
 from fairtrial.trial.store import Row, Store, _json
 from fairtrial.trial.worker import Opening, load_trial, package_of
-
-logger = logging.getLogger(__name__)
 
 Until = Literal["flat", "decided"]
 
@@ -210,8 +208,6 @@ class Run:
 
     def _take(self, pool: Pool, idle: deque[int]) -> int:
         """Write what workers report, waiting a second at most; return how many groups ended."""
-        import queue
-
         try:
             report = pool.reports.get(timeout=1)
         except queue.Empty:

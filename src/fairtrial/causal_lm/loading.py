@@ -7,19 +7,17 @@ dequantised, and what transformers remembers of its quantisation is cleared, wit
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairtrial.errors import InputError
+from fairtrial.quiet import transformers_silent
 
 
 def load(
@@ -190,7 +188,7 @@ def _from_pretrained(folder: Path, dtype: torch.dtype | None, **how: Any) -> tup
 
     tokenizer_how = {"gguf_file": how["gguf_file"]} if "gguf_file" in how else {}
     try:
-        with _silent():
+        with transformers_silent():
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True, **how
             )
@@ -220,30 +218,10 @@ def _dequantised(gguf: Path, dtype: torch.dtype | None, cache: Path) -> Path:
             model, tokenizer = _from_gguf(gguf, dtype)
             work = Path(tempfile.mkdtemp(dir=cache))
             try:
-                with _silent():
+                with transformers_silent():
                     model.save_pretrained(work)
                     tokenizer.save_pretrained(work)
                 work.rename(folder)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     return folder
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Switch transformers' progress bars and advice off inside: a library call is silent.
-
-    Its bar for GGUF knows no switch and goes to whatever ``sys.stderr`` is.
-    """
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

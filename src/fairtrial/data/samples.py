@@ -24,6 +24,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
@@ -48,7 +49,8 @@ class Sample:
     licence, what : str
         For people.
     members : dict of str to str
-        File name in the sample's folder to path inside the archive.
+        File name in the sample's folder to path inside the archive. A path with ``*`` names every file it matches,
+        across folders; these keep their paths below the part before the ``*``.
     """
 
     name: str
@@ -166,8 +168,9 @@ def get(name: str, source_dir: str | Path | None = None, *, progress: Callable[[
             say(f"{name}: unpacking {', '.join(sample.members)}")
             unpacked = Path(work) / "unpacked"
             unpacked.mkdir()
-            with _members(archive, sample.kind) as read:
-                for target, member in sample.members.items():
+            with _members(archive, sample.kind) as (names, read):
+                for target, member in _expanded(sample.members, names):
+                    (unpacked / target).parent.mkdir(parents=True, exist_ok=True)
                     with read(member) as source, open(unpacked / target, "xb") as out:
                         shutil.copyfileobj(source, out)
             unpacked.rename(folder)
@@ -227,9 +230,25 @@ def _check_digest(archive: Path, sha256: str) -> None:
         raise InputError(f"{archive.name}: SHA-256 is {found}, expected {sha256}: not the pinned file, delete it")
 
 
+def _expanded(members: dict[str, str], names: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield (file name in the sample's folder, path inside the archive), a path with ``*`` once a file it matches.
+
+    >>> list(_expanded({"pictures": "usr/share/*.png"}, ["./usr/share/a/frog.png", "./usr/share/a/frog.txt"]))
+    [('pictures/a/frog.png', 'usr/share/a/frog.png')]
+    """
+    for target, member in members.items():
+        if "*" not in member:
+            yield target, member
+            continue
+        below = member.partition("*")[0]
+        for name in map(str, map(PurePosixPath, names)):  # Debian writes "./usr/...", which is the same path
+            if fnmatchcase(name, member):
+                yield f"{target}/{name.removeprefix(below)}", name
+
+
 @contextmanager
-def _members(archive: Path, kind: str) -> Iterator[Callable[[str], IO[bytes]]]:
-    """Open an archive and yield ``read(member)``, which opens a regular file of it.
+def _members(archive: Path, kind: str) -> Iterator[tuple[list[str], Callable[[str], IO[bytes]]]]:
+    """Open an archive and yield the names in it and ``read(member)``, which opens a regular file of it.
 
     An archive that holds an absolute path or one that climbs out is refused as a whole; a member that is a link
     or a special file is refused when asked for (nothing is ever written for members not asked for).
@@ -237,15 +256,16 @@ def _members(archive: Path, kind: str) -> Iterator[Callable[[str], IO[bytes]]]:
     try:
         if kind == "wheel":
             with zipfile.ZipFile(archive) as wheel:
-                _check_paths(archive, wheel.namelist())
-                yield lambda member: _read_zip(wheel, archive, member)
+                _check_paths(archive, names := wheel.namelist())
+                yield names, lambda member: _read_zip(wheel, archive, member)
         else:
             with (
                 open(archive, "rb") as file,
                 tarfile.open(fileobj=_deb_data(file, archive) if kind == "deb" else file, mode="r:*") as tar,
             ):
-                _check_paths(archive, tar.getnames())
-                yield lambda member: _read_tar(tar, archive, member)
+                _check_paths(archive, names := tar.getnames())
+                files = {str(PurePosixPath(info.name)): info for info in tar.getmembers()}
+                yield names, lambda member: _read_tar(tar, archive, files, member)
     except (zipfile.BadZipFile, tarfile.TarError) as error:
         raise InputError(f"{archive.name}: cannot be read as a {kind}: {error}") from error
 
@@ -267,12 +287,10 @@ def _read_zip(wheel: zipfile.ZipFile, archive: Path, member: str) -> IO[bytes]:
     return wheel.open(info)
 
 
-def _read_tar(tar: tarfile.TarFile, archive: Path, member: str) -> IO[bytes]:
-    wanted = PurePosixPath(member)  # Debian writes "./usr/...", which is the same path
-    info = next((m for m in tar.getmembers() if PurePosixPath(m.name) == wanted), None)
-    if info is None:
+def _read_tar(tar: tarfile.TarFile, archive: Path, files: dict[str, tarfile.TarInfo], member: str) -> IO[bytes]:
+    if member not in files:
         raise InputError(f"{archive.name}: has no member {member!r}")
-    source = tar.extractfile(info) if info.isreg() else None
+    source = tar.extractfile(files[member]) if files[member].isreg() else None
     if source is None:
         raise InputError(f"{archive.name}: refused: its member {member!r} is not a regular file")
     return source

@@ -1,0 +1,77 @@
+"""The readers of samples, on the samples themselves: what their authors state about them must come out."""
+
+import numpy as np
+import pytest
+
+from fairtrial.data.images import FASHION_CLASSES, fashion_mnist, stamps
+from fairtrial.data.quiz import mmlu_development
+from fairtrial.data.samples import find_sample
+from fairtrial.data.vader import DOMAINS, vader_lexicon, vader_sentences
+from fairtrial.data.wordnet import wordnet_glosses
+from fairtrial.errors import UnknownNameError
+
+
+def needs(sample: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not find_sample(sample).folder.is_dir(), reason=f"the sample {sample} is not fetched")
+
+
+@needs("vader")
+@pytest.mark.parametrize(("domain", "rows"), list(zip(DOMAINS, (4001, 3708, 10605, 5190), strict=True)))
+def test_a_sentence_comes_with_the_ratings_its_mean_is_of(domain, rows):
+    sentences = vader_sentences(domain)
+    assert len(sentences) == rows
+    assert sentences["text"].str.len().min() > 0
+    ratings = sentences["ratings"]
+    np.testing.assert_allclose(sentences["mean"], ratings.map(np.mean))
+    assert ratings.map(len).min() >= 15
+    assert ratings.map(min).min() >= -4
+    assert ratings.map(max).max() <= 4
+
+
+def test_an_unknown_domain_is_named():
+    with pytest.raises(UnknownNameError, match="movies"):
+        vader_sentences("movie")
+
+
+@needs("vader")
+def test_the_lexicon_knows_good_from_bad():
+    lexicon = vader_lexicon()
+    assert lexicon["good"] > 1 > -1 > lexicon["bad"]
+
+
+@needs("fashion-mnist")
+@pytest.mark.parametrize(("split", "n"), [("train", 60_000), ("test", 10_000)])
+def test_fashion_mnist_is_balanced(split, n):
+    images, labels = fashion_mnist(split)
+    assert images.shape == (n, 28, 28)
+    assert images.dtype == np.uint8
+    assert (np.bincount(labels) == n // len(FASHION_CLASSES)).all()
+
+
+@needs("stamps")
+def test_a_stamp_has_a_caption_of_words():
+    pictures = stamps()
+    assert len(pictures) == 785
+    assert pictures["path"].map(lambda path: path.is_file()).all()
+    assert (
+        dict(zip(pictures["path"].map(lambda path: path.stem), pictures["caption"], strict=True))["frog"] == "A frog."
+    )
+
+
+@needs("wordnet")
+def test_a_gloss_has_its_lexicographers_class():
+    nouns = wordnet_glosses("noun")
+    assert len(nouns) == 82_115
+    assert nouns["category"].nunique() == 26
+    assert set(nouns["category"][nouns["lemma"] == "blackbird"]) == {"noun.animal"}
+    assert not nouns["gloss"].str.contains('; "').any()
+    assert not wordnet_glosses("adj")["lemma"].str.contains("(", regex=False).any()
+
+
+@needs("mmlu-dev")
+def test_a_question_has_four_choices_and_one_answer():
+    questions = mmlu_development()
+    assert questions.shape == (281, 7)
+    assert questions["subject"].nunique() == 57
+    assert set(questions["answer"]) == set("ABCD")
+    assert questions.map(len).min().min() > 0

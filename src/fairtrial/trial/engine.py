@@ -28,7 +28,7 @@ from fairtrial.trial.machine import fingerprint
 from fairtrial.trial.params import input_digests, key_of
 from fairtrial.trial.pool import ENGINES, Pool
 from fairtrial.trial.stages import codes_of_parts
-from fairtrial.trial.store import Row, Store, _json
+from fairtrial.trial.store import Row, Store, as_json
 from fairtrial.trial.worker import Opening, load_trial, package_of
 
 Until = Literal["flat", "decided"]
@@ -100,15 +100,15 @@ class Run:
         machine = fingerprint(self.threads)
         heads = {
             c.label: digest(
-                self.declaration.name, part.name, c.label, _json(self.key_params), _json(self.inputs),
-                _json(self.codes[part.name][c.label]), _json(c.grid), machine if part.timed else "",
+                self.declaration.name, part.name, c.label, as_json(self.key_params), as_json(self.inputs),
+                as_json(self.codes[part.name][c.label]), as_json(c.grid), machine if part.timed else "",
             )
             for c in part.candidates
         }  # fmt: skip
         rows = []
         for index, cell in enumerate(part.cells(replicates)):
             forward = not (part.timed and index % 2)
-            factors = _json(cell)
+            factors = as_json(cell)
             for candidate in part.candidates if forward else reversed(part.candidates):
                 label = candidate.label
                 key = digest(heads[label], factors)

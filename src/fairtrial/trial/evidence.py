@@ -169,7 +169,7 @@ def _over_replicates(table: Table, terms: Terms, log: bool, anytime: bool) -> Ev
     variance: VarianceMode = "nadeau_bengio" if sizes else "independent"
     reasons = _caveats(table, terms)
     if part.variance in ("crossed", "design"):
-        reasons.append("for these items: no scores of single items were measured")
+        reasons.append("it speaks for these items only: their single scores were not measured")
     if pair_lost:
         reasons.append(f"{pair_lost} pair{'s' * (pair_lost > 1)} lost")
     estimate = float(units.mean())

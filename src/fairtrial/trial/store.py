@@ -158,8 +158,8 @@ class Store:
             self.db.execute(
                 "INSERT OR REPLACE INTO cells VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
-                    row.key, row.part, row.candidate, _json(row.factors), _json(row.params), _json(row.inputs),
-                    _json(row.code), row.machine, row.status, row.reason, scalars, arrays, _json(row.stages),
+                    row.key, row.part, row.candidate, as_json(row.factors), as_json(row.params), as_json(row.inputs),
+                    as_json(row.code), row.machine, row.status, row.reason, scalars, arrays, as_json(row.stages),
                     row.seconds, row.peak, row.peak_sampled, time.time(),
                 ),
             )  # fmt: skip
@@ -170,7 +170,7 @@ class Store:
         with self._transaction():
             self.db.executemany(
                 "INSERT OR REPLACE INTO stages VALUES (?,?,?,?,?,?,?)",
-                [(s.key, s.name, s.candidate, s.seconds, _json(s.asks), s.note, time.time()) for s in stages],
+                [(s.key, s.name, s.candidate, s.seconds, as_json(s.asks), s.note, time.time()) for s in stages],
             )
 
     def load(self, keys: Iterable[str]) -> dict[str, Row]:
@@ -206,13 +206,13 @@ class Store:
         found = self.db.execute(
             "SELECT params, inputs, code FROM cells WHERE part=? AND candidate=? AND factors=? "
             "ORDER BY finished DESC LIMIT 1",
-            (row.part, row.candidate, _json(row.factors)),
+            (row.part, row.candidate, as_json(row.factors)),
         ).fetchone()
         if found is None:
             return []
         params, inputs, code = map(json.loads, found)
         return [
-            *(f"{name} changed" for name in _different(params, json.loads(_json(row.params)))),
+            *(f"{name} changed" for name in _different(params, json.loads(as_json(row.params)))),
             *(f"the content of {name} changed" for name in _different(inputs, row.inputs)),
             *(f"{name} changed" for name in _different(code, row.code)),
         ]
@@ -314,7 +314,8 @@ def _on_network(folder: Path) -> bool:
     }  # fmt: skip
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """Return the one spelling of a value that keys and columns are made of."""
     return json.dumps(value, sort_keys=True, default=str)
 
 

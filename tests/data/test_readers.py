@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from fairtrial.data.images import FASHION_CLASSES, fashion_mnist, stamps
+from fairtrial.data.images import FASHION_CLASSES, fashion_mnist, garments, stamps
 from fairtrial.data.quiz import mmlu_development
 from fairtrial.data.samples import find_sample
 from fairtrial.data.vader import DOMAINS, vader_lexicon, vader_sentences
 from fairtrial.data.wordnet import wordnet_glosses
-from fairtrial.errors import UnknownNameError
+from fairtrial.errors import InputError, UnknownNameError
 
 
 def needs(sample: str) -> pytest.MarkDecorator:
@@ -46,6 +46,21 @@ def test_fashion_mnist_is_balanced(split, n):
     assert images.shape == (n, 28, 28)
     assert images.dtype == np.uint8
     assert (np.bincount(labels) == n // len(FASHION_CLASSES)).all()
+
+
+@needs("fashion-mnist")
+def test_garments_are_balanced_standardised_and_drawn_by_their_seed():
+    images, labels = garments(205, size=14, seed=1)
+    assert images.shape == (205, 1, 14, 14)
+    assert sorted(np.bincount(labels)) == [20] * 5 + [21] * 5
+    assert np.array_equal(images, garments(205, size=14, seed=1)[0])
+    assert not np.array_equal(images, garments(205, size=14, seed=2)[0])
+    whole, _ = garments(60_000)
+    assert abs(float(whole.mean())) < 1e-4
+    assert abs(float(whole.std()) - 1) < 1e-4
+    np.testing.assert_allclose(garments(50, size=7)[0].mean((1, 2, 3)), garments(50)[0].mean((1, 2, 3)), atol=1e-5)
+    with pytest.raises(InputError, match="size=10"):
+        garments(5, size=10)
 
 
 @needs("stamps")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 from fairtrial.data.samples import sample_path
+from fairtrial.errors import InputError
+from fairtrial.seeds import generator
+
+if TYPE_CHECKING:
+    import torch
 
 FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
@@ -32,6 +37,53 @@ def fashion_mnist(split: Literal["train", "test"] = "test") -> tuple[np.ndarray,
     """
     images = _idx(sample_path("fashion-mnist", f"{split}-images.gz"))
     return images, _idx(sample_path("fashion-mnist", f"{split}-labels.gz")).astype(np.int64)
+
+
+def garments(
+    n: int, *, split: Literal["train", "test"] = "train", size: int = 28, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``n`` images of Fashion-MNIST for training, as many of each class as can be.
+
+    Parameters
+    ----------
+    n : int
+        Images, at most the split's.
+    split : {"train", "test"}
+    size : {28, 14, 7}
+        Pixels a side; smaller images are block means.
+    seed : int
+        Chooses and orders the images.
+
+    Returns
+    -------
+    Images (n, 1, size, size) float32 with the mean 0 and the standard deviation 1 of all training images, and labels
+    (n,) int64.
+
+    Raises
+    ------
+    InputError
+        If there are fewer images, or the size does not divide 28.
+    MissingSampleError
+        If the sample ``fashion-mnist`` has not been fetched.
+    """
+    import torch
+
+    images, labels = fashion_mnist(split)
+    if not 0 < n <= len(images) or size not in (28, 14, 7):
+        raise InputError(f"n={n}, size={size}: from 1 to {len(images)} images of 28, 14 or 7 pixels a side")
+    rng = generator(seed, "garments", split)
+    shuffled = rng.permutation(len(labels))
+    # The first of every class, then the second of every class, ...
+    order = np.empty(len(labels), dtype=np.int64)
+    for c in range(len(FASHION_CLASSES)):
+        of_class = np.flatnonzero(labels[shuffled] == c)
+        order[of_class] = np.arange(len(of_class)) * len(FASHION_CLASSES) + c
+    chosen = rng.permutation(shuffled[np.argsort(order)][:n])
+    k = 28 // size
+    blocks = images[chosen].reshape(n, size, k, size, k).mean((2, 4), dtype=np.float32)
+    # 72.94 and 90.02 of 255: the mean and standard deviation of the training images' pixels.
+    scaled = torch.from_numpy((blocks - np.float32(72.9403522)) / np.float32(90.0211830))
+    return scaled[:, None], torch.from_numpy(labels[chosen])
 
 
 def stamps() -> pd.DataFrame:

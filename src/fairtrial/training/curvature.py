@@ -34,7 +34,7 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     [(2, 2), (1,)]
     """
     parts = vector.split([tensor.numel() for tensor in like], dim=-1)
-    return [part.reshape(*vector.shape[:-1], *t.shape) for part, t in zip(parts, like, strict=True)]
+    return [part.reshape((*vector.shape[:-1], *t.shape)) for part, t in zip(parts, like, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -63,7 +63,7 @@ class Hessian:
     def __init__(self, loss: Callable[[Any], Tensor], parameters: Sequence[Tensor], batches: Sequence[Any]) -> None:
         self.loss = loss
         self.parameters, self.batches, self.shares = _checked(parameters, batches)
-        self._held: Any = None
+        self._held: tuple[float, tuple[Tensor, ...]] | None = None
 
     @property
     def size(self) -> int:
@@ -74,16 +74,16 @@ class Hessian:
         """Return the mean loss and its gradient (P,)."""
         value, gradient = 0.0, torch.zeros(self.size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
         for batch, share in zip(self.batches, self.shares, strict=True):
-            loss = _scalar(self.loss(batch))
-            gradient += share * flatten(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
-            value += share * float(loss.detach())
+            loss, slopes = self._slopes(batch, create_graph=False)
+            gradient.add_(flatten([slope.detach() for slope in slopes]), alpha=share)
+            value += share * loss
         return value, gradient
 
     def product(self, vectors: Tensor) -> Tensor:
         """Return the products (b, P) of the Hessian with ``vectors`` (b, P): one graph a batch, b passes through it."""
         total = torch.zeros_like(vectors)
         for batch, share in zip(self.batches, self.shares, strict=True):
-            gradient = self._held if self._held is not None else self._gradient_graph(batch)
+            _, gradient = self._slopes(batch)
             for row, v in zip(total, vectors, strict=True):
                 product = _vjp(gradient, self.parameters, unflatten(v, self.parameters), retain=True)
                 row.add_(flatten(product), alpha=share)
@@ -97,7 +97,7 @@ class Hessian:
         parts = unflatten(vector, self.parameters)
         value, gradient = 0.0, torch.zeros_like(vector)
         for batch, share in zip(self.batches, self.shares, strict=True):
-            slopes = self._gradient_graph(batch)
+            _, slopes = self._slopes(batch)
             along = sum(((g * v).sum() for g, v in zip(slopes, parts, strict=True)), start=vector.new_zeros(()))
             if not along.requires_grad:  # a loss linear in the parameters
                 continue
@@ -105,23 +105,29 @@ class Hessian:
             form = sum(((s * v).sum() for s, v in zip(second, parts, strict=True)), start=vector.new_zeros(()))
             value += share * float(form.detach())
             if form.requires_grad:
-                third = torch.autograd.grad(form, self.parameters, materialize_grads=True)
+                third = torch.autograd.grad(form, self.parameters, retain_graph=True, materialize_grads=True)
                 gradient.add_(flatten(third), alpha=share)
         return value, gradient
 
     @contextmanager
     def held(self) -> Iterator[Product]:
         """Yield the product for use while the parameters stand still: a single batch's graph is built only once."""
-        if len(self.batches) == 1:
-            self._held = self._gradient_graph(self.batches[0])
+        outermost = self._held is None
+        if outermost and len(self.batches) == 1:
+            self._held = self._slopes(self.batches[0])
         try:
             yield self.product
         finally:
-            self._held = None
+            if outermost:
+                self._held = None
 
-    def _gradient_graph(self, batch: Any) -> tuple[Tensor, ...]:
+    def _slopes(self, batch: Any, *, create_graph: bool = True) -> tuple[float, tuple[Tensor, ...]]:
+        """Return the loss of a batch and its gradient, which can be differentiated again."""
+        if self._held is not None:
+            return self._held
         loss = _scalar(self.loss(batch))
-        return torch.autograd.grad(loss, self.parameters, create_graph=True, materialize_grads=True)
+        slopes = torch.autograd.grad(loss, self.parameters, create_graph=create_graph, materialize_grads=True)
+        return float(loss.detach()), slopes
 
 
 class GaussNewton:

@@ -164,10 +164,15 @@ def codes_of_parts(parts: tuple[Part, ...], package: str, version: str | None = 
     used = {name for part in parts for candidate in part.candidates for name in modules_of(candidate, package)}
     codes: Codes = {part.name: {} for part in parts}
     notes = []
+    walked: dict[tuple, dict[str, str]] = {}  # candidates that share their modules share the walk
     for part, candidate in ((p, c) for p in parts for c in p.candidates):
         callables = [use for use in candidate.uses if callable(use)]
+        modules = tuple(modules_of(candidate, package))
+        key = (id(part.measure), *map(id, callables)), modules  # objects of the user need not be hashable
         try:
-            code = code_of(part.measure, *callables, uses=modules_of(candidate, package), boundary=used)
+            if key not in walked:
+                walked[key] = code_of(part.measure, *callables, uses=modules, boundary=used)
+            code = walked[key]
         except NoSourceError as error:
             code = {} if version else {"unseen": uuid.uuid4().hex}
             if not version:

@@ -1,0 +1,78 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from fairtrial.evaluation.ensemble_selection.command import ensemble_selection
+from fairtrial.evaluation.ensemble_selection.simulation import simulate
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer's own, of click
+
+
+@pytest.fixture
+def folder(tmp_path):
+    codes, y = simulate(np.random.default_rng(0), 300, 2)
+    names = np.array(["no", "yes"])
+    frame = pd.DataFrame(names[codes[:, 3:9]], columns=["[big]", "b", "c", "d", "e", "f"])
+    frame.assign(label=names[y]).to_csv(tmp_path / "answers.csv", index_label="item")
+    frame.assign(label=names[y]).to_parquet(tmp_path / "answers.parquet")
+    (tmp_path / "costs.csv").write_text("model,cost\n" + "".join(f"{name},{1 + i}\n" for i, name in enumerate(frame)))
+    return tmp_path
+
+
+def apply(*arguments):
+    app = Typer()
+    app.command()(ensemble_selection)
+    return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "140"})
+
+
+def test_it_writes_and_prints_what_to_query(folder):
+    result = apply(folder / "answers.csv", "--budget", 3, "--out", folder / "new" / "selection.json")
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "new" / "selection.json").read_text())
+    assert 1 <= len(report["selected"]) <= 3
+    assert [row["model"] for row in report["prefixes"]] == report["selected"]
+    copula = report["copula"]
+    assert copula["floor_low"] <= copula["floor"] <= copula["majority_error"] + 0.02
+    for words in ("[big]" if "[big]" in report["selected"] else "In the order of choice", "Fano: no rule", "errs on"):
+        assert words in result.stdout
+    assert "however many, on" in result.stdout
+
+
+def test_json_is_all_that_is_printed_and_parquet_gives_the_same(folder):
+    one, two = (json.loads(apply(folder / name, "--json").stdout) for name in ("answers.csv", "answers.parquet"))
+    assert one == two
+
+
+def test_costs_bound_what_is_chosen(folder):
+    result = apply(
+        folder / "answers.csv", "--budget", 4, "--costs", folder / "costs.csv", "--min-gain", "-inf", "--json"
+    )
+    report = json.loads(result.stdout)
+    assert report["prefixes"][-1]["cost"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--label", "truth"), "no column 'truth'"),
+        (("--budget", 0.1), "below the cheapest cost"),
+        (("--estimator", "knn"), "no estimator 'knn'"),
+        (("--costs", "none.csv"), "no table of costs"),
+    ],
+)
+def test_bad_input_is_one_line(folder, options, message):
+    result = apply(folder / "answers.csv", *options)
+    assert result.exit_code != 0
+    assert message in str(result.exception)
+
+
+def test_a_single_model_has_no_copula(folder):
+    frame = pd.read_csv(folder / "answers.csv")[["b", "label"]]
+    frame.to_csv(folder / "one.csv", index=False)
+    report = json.loads(apply(folder / "one.csv", "--json").stdout)
+    assert report["copula"] is None
+    assert "Fano" in apply(folder / "one.csv").stdout

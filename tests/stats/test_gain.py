@@ -198,3 +198,28 @@ def test_scores_must_be_finite_and_fit_their_test_set():
         stop.update([0], [1, 2], [1.0])
     with pytest.raises(InputError, match="score nan at split 0, sample 2"):
         stop.update([0], [1, 2], [1.0, np.nan])
+
+
+def test_seeds_of_a_split_never_make_its_gain_less_than_one():
+    """Ten seeds of each of five folds tell more than one run, and what they leave to gain is not negative."""
+    rng = np.random.default_rng(0)
+    tests = [np.arange(12 * k, 12 * k + 12) for k in range(5)] * 10
+    gains = []
+    for _ in range(20):
+        scores = SplitScores.from_arrays(tests, [rng.standard_normal(12) for _ in tests], n=60, seeds=list(range(50)))
+        gain = sample_gain(scores)
+        gains.append(gain.value)
+        assert gain.ahead[np.inf] >= 0
+    assert np.mean(gains) > 3
+
+
+@pytest.mark.parametrize("kappa", [-1.0, np.nan, np.inf])
+def test_a_kappa_that_cannot_be_is_refused(kappa):
+    scores = SplitScores.from_arrays([[0, 1], [2, 3]], [[0.0, 1.0], [1.0, 0.0]])
+    with pytest.raises(InputError, match="kappa"):
+        sample_gain(scores, kappa=kappa)
+
+
+def test_scores_that_do_not_vary_have_no_gain_and_say_so():
+    scores = SplitScores.from_arrays([[0, 1], [2, 3]], [[1.0, 1.0], [1.0, 1.0]])
+    assert "no variance seen" in str(sample_gain(scores))

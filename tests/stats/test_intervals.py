@@ -475,3 +475,9 @@ def test_intervals_are_silent():
         for one in LAWS:
             str(one)
     assert sample_gain(VALUES).value == pytest.approx(10)
+
+
+def test_a_bound_that_is_no_number_decides_nothing():
+    assert interval(SplitScores.from_folds([0.9, 0.95, 0.93], 20, 80)).state(np.nan) == "UNDECIDED"
+    with pytest.raises(InputError, match="positive"):
+        SplitScores.from_folds([0.9, 0.95, 0.93], [20, np.nan, 20], 80)

@@ -223,7 +223,7 @@ def _prefix_cache(model: Any, prefix: torch.Tensor) -> Any:
     if prefix.shape[1] == 0:
         return None
     output = _forward(model, prefix, keep=1, use_cache=True)
-    return getattr(output, _cache_name(model))
+    return getattr(output, cache_name(model))
 
 
 def _select(cache: Any, rows: torch.Tensor) -> Any:
@@ -237,12 +237,12 @@ def _select(cache: Any, rows: torch.Tensor) -> Any:
 
 def _forward(model: Any, ids: torch.Tensor, *, keep: int = 0, cache: Any = None, use_cache: bool = False) -> Any:
     """Run the model on (B, T) ids; logits of the last ``keep`` positions, 0 = all."""
-    extra = {} if cache is None else {_cache_name(model): cache}
+    extra = {} if cache is None else {cache_name(model): cache}
     ids = ids.to(model.get_input_embeddings().weight.device)
     return model(ids, use_cache=use_cache or cache is not None, logits_to_keep=keep, **extra)
 
 
-def _cache_name(model: Any) -> str:
+def cache_name(model: Any) -> str:
     """Return what this version of transformers calls the cache."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 

@@ -159,13 +159,16 @@ class OpenAIChat(Chat):
             raise
         try:
             choice, usage = completion.choices[0], completion.usage
+            text = choice.message.content or ""
+            if not isinstance(text, str):
+                raise TypeError
             answer = Answer(
-                choice.message.content or "",
-                usage.prompt_tokens if usage else 0,
-                usage.completion_tokens if usage else 0,
-                choice.finish_reason or "stop",
+                text.encode("utf-8", "replace").decode(),  # half of a surrogate pair cannot be kept
+                int(usage.prompt_tokens or 0) if usage else 0,
+                int(usage.completion_tokens or 0) if usage else 0,
+                str(choice.finish_reason or "stop"),
             )
-        except (AttributeError, IndexError, TypeError):
+        except (AttributeError, IndexError, TypeError, ValueError):
             raise ValueError(f"the body is no chat completion: {str(completion)[:80]!r}") from None
         self._answered = True
         return answer

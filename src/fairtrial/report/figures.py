@@ -313,7 +313,8 @@ def _cells_of(recorded: Recorded, panel: Panel) -> pd.DataFrame | None:
     keep = frame["part"] == panel.part.name
     for name, wanted in panel.where.items():
         if name in frame:
-            keep &= (frame[name] == wanted) | (frame[name].map(str) == str(wanted))  # 2 may be 2.0 there, or "2"
+            same = frame[name].map(str) == str(wanted)  # 2 may be 2.0 there, or "2"; a list is text
+            keep &= same if isinstance(wanted, list | tuple) else same | (frame[name] == wanted)
     return frame[keep]
 
 

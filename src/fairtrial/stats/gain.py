@@ -37,6 +37,8 @@ class SampleGain:
     correlation: float
 
     def __str__(self) -> str:
+        if np.isnan(self.value):
+            return "no variance seen: there is no sample gain"
         more = ", ".join(f"{b} more: {100 * gain:+.3g}%" for b, gain in self.ahead.items())
         return f"sample gain {self.value:.3g} (splits correlate {self.correlation:.2g}; {more})"
 

@@ -268,7 +268,7 @@ class Interval:
     def state(self, bound: float = 0.0, level: float | None = None) -> State:
         """Return HOLDS if the interval (at ``level``) lies above ``bound``, FAILS if below, else UNDECIDED."""
         low, high = self.at(self.level if level is None else level)
-        if not self.decidable or low <= bound <= high:
+        if not self.decidable or not (low > bound or high < bound):  # a bound that is no number decides nothing
             return "UNDECIDED"
         return "HOLDS" if low > bound else "FAILS"
 

@@ -40,7 +40,8 @@ class Moments:
     ----------
     mean, variance, df : f, V_K, degrees of freedom of V_K
     n_cells : K
-    single : v1, the variance of one split
+    single : v1, the variance of one split (of the average of its seeds, where it was run with several)
+    one_run : the variance of one run, where splits are averages of several; otherwise ``single``
     cross, within : covariance of a further split with any other, and with one of its own K-fold pass
     folds : splits in a K-fold pass (1: random splits, runs, or cells)
     """
@@ -53,6 +54,7 @@ class Moments:
     cross: float
     within: float = 0.0
     folds: int = 1
+    one_run: float | None = None
 
     @property
     def correlation(self) -> float:
@@ -63,8 +65,9 @@ class Moments:
 
     @property
     def gain(self) -> float:
-        """Sample gain g(K) = v1 / V_K; nan without variance."""
-        return self.single / self.variance if self.variance > 0 else np.nan
+        """Sample gain g(K) = v1 / V_K, v1 that of a single run; nan without variance."""
+        one = self.single if self.one_run is None else self.one_run
+        return one / self.variance if self.variance > 0 else np.nan
 
     @property
     def design_ratio(self) -> float:
@@ -86,7 +89,8 @@ class Moments:
         later = self.further(splits)
         if self.variance <= 0:
             return np.nan
-        return self.variance / later - 1 if later > 0 else np.inf
+        gain = self.variance / later - 1 if later > 0 else np.inf
+        return max(gain, 0.0) if np.isinf(splits) else gain  # all there could be tells no less than what there is
 
 
 def _pairs_in_passes(splits: int, folds: int) -> int:
@@ -137,8 +141,10 @@ def overlap_of(scores: SplitScores) -> Overlap:
     return overlap
 
 
-def moments_of_design(overlap: Overlap, c: Components, kappa: float, mean: float) -> Moments:
-    """Moments of splits whose index sets are known.
+def moments_of_design(
+    overlap: Overlap, c: Components, kappa: float, mean: float, one_run: Components | None = None
+) -> Moments:
+    """Moments of splits whose index sets are known; ``one_run`` are the components of single runs of the splits.
 
     df = V^2 / [ (Pt + Pq)^2 / (K - 1) + (Ps + Ph)^2 / (N - 1) ] with N the distinct samples tested.
     """
@@ -150,15 +156,21 @@ def moments_of_design(overlap: Overlap, c: Components, kappa: float, mean: float
     folds = overlap.folds or 1
     # In one K-fold pass tests are disjoint and two training sets of n - n / F samples share n - 2 n / F.
     within = kappa * c.training * (1 - 2 / folds) / (1 - 1 / folds) ** 2 / n if folds > 1 else 0.0
+    single, of_run = (
+        None if part is None else part.split + (part.sample + part.interaction) * overlap.inverse_test / k
+        for part in (c, one_run)
+    )
+    assert single is not None
     return Moments(
         mean=mean,
         variance=variance,
         df=variance**2 / spread if spread > 0 else max(k - 1, 0),
         n_cells=k,
-        single=c.split + (c.sample + c.interaction) * overlap.inverse_test / k,
-        cross=(c.sample + kappa * c.training) / n,
-        within=within,
+        single=single,
+        cross=min((c.sample + kappa * c.training) / n, single),  # two splits covary by no more than one varies
+        within=min(within, single),
         folds=folds,
+        one_run=of_run,
     )
 
 
@@ -188,8 +200,12 @@ def moments_of(scores: SplitScores | ArrayLike, variance: VarianceMode | None = 
     averaged, single = scores.average_runs()
     if averaged.n_splits < 2:
         raise InputError("all splits have the same two sets: give other splits, or variance='crossed' for runs of one")
-    c = variance_components(averaged)
+    if not 0 <= kappa < np.inf:
+        raise InputError(f"kappa={kappa}: at least 0, and 1 unless you have measured it")
+    c, one_run = variance_components(averaged), None
     if averaged.n_splits < scores.n_splits:
-        training = float(np.mean([variance_components(run).interaction for run in single]))
+        runs = [variance_components(run) for run in single]
+        split, training = (float(np.mean([getattr(run, name) for run in runs])) for name in ("split", "interaction"))
         c = Components(c.split, c.sample, c.interaction, c.residual_df, c.raw, single_run=training)
-    return moments_of_design(overlap_of(averaged), c, kappa, float(averaged.means.mean()))
+        one_run = Components(split, c.sample, training, c.residual_df, c.raw)
+    return moments_of_design(overlap_of(averaged), c, kappa, float(averaged.means.mean()), one_run)

@@ -149,7 +149,7 @@ class SplitScores:
         """
         values = _finite(np.asarray(means, dtype=float).ravel(), "the mean of split {}", np.arange(np.size(means)))
         test, train = (np.broadcast_to(np.asarray(size), values.shape) for size in (n_test, n_train))
-        if (test <= 0).any() or (train <= 0).any():
+        if not ((test > 0) & (train > 0) & np.isfinite(test) & np.isfinite(train)).all():
             raise InputError("n_test and n_train must be positive: they are numbers of samples")
         return cls(np.arange(len(values)), values, test, train, scale=float(np.abs(values).max(initial=0.0)))
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from fairtrial.errors import InputError, UnknownNameError
-from fairtrial.evaluation.encoder_ranking.extract import extract
+from fairtrial.evaluation.encoder_ranking.extraction import extract
 
 
 class Net(nn.Module):

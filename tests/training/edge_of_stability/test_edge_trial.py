@@ -48,3 +48,35 @@ def test_alignment_names_the_run_that_lacks_it():
     )
     assert aligned(frame.head(1)) is True
     assert "decay 0.1" in aligned(frame)
+
+
+@pytest.mark.slow
+def test_its_report_is_written(tmp_path):
+    from fairtrial.report import write_report
+    from fairtrial.trial.runner import run
+
+    run("edge-of-stability", preset="smoke", out=tmp_path / "run", jobs=1)
+    page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
+    assert "transition" in page
+
+
+def test_a_level_that_is_a_list_is_found_in_the_table_of_cells():
+    import pandas as pd
+
+    from fairtrial.report.figures import _cells_of
+
+    class Panel:
+        class part:
+            name = "transition"
+
+        class metric:
+            name = "miss"
+
+        where = {"decays": [0.0, 0.03]}  # noqa: RUF012
+
+    class Recorded:
+        cells = pd.DataFrame(
+            {"part": "transition", "candidate": "a", "status": "done", "miss": [1.0] * 3, "decays": "[0.0, 0.03]"}
+        )
+
+    assert len(_cells_of(Recorded(), Panel())) == 3

@@ -92,7 +92,9 @@ def test_too_few_dimensions_are_reported_and_single_examples_warned_about():
         (lambda h, w, y: (h, w, y + 1), "labels run from 1 to 3"),
         (lambda h, w, y: (h, w[:, :4], y), "needed"),
         (lambda h, w, y: (np.where(np.arange(60)[:, None] == 7, np.nan, h), w, y), "example 7"),
-        (lambda h, w, y: (h, w, y.astype(float)), "whole numbers"),
+        (lambda h, w, y: (h, w, y + 0.5), "whole numbers"),
+        (lambda h, w, y: (h, w * np.nan, y), "weight or bias is not finite"),
+        (lambda h, w, y: (h[:0], w, y[:0]), "labels are none"),
     ],
 )
 def test_bad_arrays_are_named(change, word):
@@ -126,6 +128,8 @@ def test_a_wrong_head_is_refused():
         CollapseTracker(model, head="classifier", loader=data)
     with pytest.raises(InputError, match="not the model's logits"):
         CollapseTracker(nn.Sequential(model, nn.Linear(3, 3)), head="0.3", loader=data).measure()
+    with pytest.raises(InputError, match="not the model's logits"):
+        CollapseTracker(model, head="1", loader=data).measure()
     with pytest.raises(InputError, match="empty"):
         CollapseTracker(model, head="3", loader=[]).measure()
     twice = nn.Linear(4, 4)
@@ -149,6 +153,21 @@ def test_the_command_reports_a_file(tmp_path, kind):
     assert told["nc1"] == pytest.approx(collapse_report(h, w, y).nc1)
     assert json.loads(out.read_text()) == told
     assert "lags most" in CliRunner().invoke(app, ["apply", "neural-collapse", str(file)]).stdout
+
+
+def test_classes_are_set_against_others_and_not_themselves(tmp_path):
+    h, w, y = gaussian(k=2, p=4)
+    np.savez(tmp_path / "two.npz", features=h, weight=w, labels=y.astype(float))
+    told = CliRunner().invoke(app, ["apply", "neural-collapse", str(tmp_path / "two.npz")]).stdout
+    assert "0 against 1" in told or "1 against 0" in told
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"\x93NUMPY"])
+def test_a_broken_file_is_named(tmp_path, content):
+    (tmp_path / "bad.npz").write_bytes(content)
+    done = CliRunner().invoke(app, ["apply", "neural-collapse", str(tmp_path / "bad.npz")])
+    assert isinstance(done.exception, InputError)
+    assert "bad.npz" in str(done.exception)
 
 
 def test_a_file_without_what_is_needed_is_named(tmp_path):

@@ -241,6 +241,33 @@ def test_the_command_reads_runs_and_lists_expensive_examples(tmp_path):
     assert "code length" in done.stdout
 
 
+def test_a_table_without_correct_has_no_bound_and_says_so(tmp_path):
+    table = pd.DataFrame({"example": range(4), "loss_first": 1.0, "loss_final": 0.01})
+    report = prequential_report(table, num_classes=3)
+    assert report.to_dict()["bound"] is None
+    assert "regret" in str(report)
+    with pytest.raises(InputError, match="column correct"):
+        report.bound()
+    for bad, word in (
+        (table.assign(correct=7), "0 and 1"), (table.assign(loss_first="x"), "not numbers"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=word):
+            prequential_report(bad, num_classes=3)
+    with pytest.raises(InputError, match="num_classes=1"):
+        prequential_report(table, num_classes=1)
+    table.to_csv(tmp_path / "losses.csv", index=False)
+    done = CliRunner().invoke(app, ["apply", "prequential", str(tmp_path / "losses.csv"), "--classes", "3", "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)[0]["bound"] is None
+
+
+def test_labels_for_fewer_rows_are_refused():
+    from sklearn.naive_bayes import GaussianNB
+
+    with pytest.raises(InputError, match="20 rows and y 5 labels"):
+        prequential_score(GaussianNB(), np.zeros((20, 2)), np.arange(5) % 2)
+
+
 def test_the_trial_is_sound():
     check_trial(trial)
 

@@ -195,6 +195,26 @@ def test_real_targets_are_coded_by_the_spread_of_earlier_residuals():
         report.bound()
 
 
+def test_predictions_of_one_column_meet_targets_of_none():
+    torch.manual_seed(0)
+    y, predicted = torch.randn(20), torch.randn(20)
+    lengths = []
+    for z, target in ((predicted, y), (predicted[:, None], y), (predicted[:, None], y[:, None])):
+        meter = PrequentialMeter(20, None)
+        meter.update(torch.arange(20), z, target)
+        lengths.append(meter.finish(lambda x, z=z: z, [(torch.arange(20), None, target)]).code_length)
+    assert max(lengths) - min(lengths) < 1e-4
+    with pytest.raises(InputError, match="differ in shape"):
+        PrequentialMeter(20, None).update(torch.arange(20), torch.zeros(20, 2), y)
+
+
+def test_a_loader_that_lacks_examples_is_told_so():
+    meter = PrequentialMeter(4, 3)
+    meter.update(torch.arange(4), torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(InputError, match="lacks example 2"):
+        meter.finish(uniform(2, 3), [(torch.arange(2), torch.zeros(2), torch.zeros(2, dtype=torch.int64))])
+
+
 def test_calibration_learns_from_earlier_examples_only():
     torch.manual_seed(0)
     y = torch.randint(3, (400,))

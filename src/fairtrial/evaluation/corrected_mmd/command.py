@@ -30,7 +30,7 @@ def corrected_mmd(
     strata: Annotated[str | None, typer.Option(help="Column of the strata inside which rows were audited.")] = None,
     target_se: Annotated[float | None, typer.Option(help="Also say how many rows to audit for this error.")] = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Confidence of the intervals.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the folds of --strength auto and --calibrated.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the folds of --strength auto and --calibrated.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, nothing else.")] = False,
 ) -> None:
     """Estimate how far the truths behind noisy measurements are from another sample, and how sure that is."""
@@ -129,14 +129,9 @@ def _print(answer: dict[str, Any], level: float) -> None:
 
 
 def _read(file: Path) -> pd.DataFrame:
-    import pandas as pd
+    from fairtrial.tables import read_table
 
-    if not file.is_file():
-        raise InputError(f"{file}: no such file; give a CSV file with a header")
-    try:
-        return pd.read_csv(file)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read as CSV: {' '.join(str(error).split())}") from None
+    return read_table(file)
 
 
 def _columns(table: pd.DataFrame, file: Path, names: list[str], *, blank: bool = False) -> np.ndarray:
@@ -166,6 +161,8 @@ def _strength(text: str) -> float | str:
     if text == "auto":
         return text
     try:
-        return float(text)
+        if abs(value := float(text)) < 1e6:
+            return value
     except ValueError:
-        raise InputError(f"--strength must be a number or auto, got {text!r}") from None
+        pass
+    raise InputError(f"--strength must be a number or auto, got {text!r}")

@@ -281,7 +281,11 @@ def mec_mmd_test(
         )
     estimate = mec_mmd2(noisy, truth, audited, y, **options)
     if math.isnan(estimate.standard_error):
-        raise InputError("audited: a test needs a standard error, and that 4 audited rows at least")
+        raise InputError(
+            "audited: a test needs a standard error, and that 4 audited rows at least"
+            if len(np.atleast_1d(audited)) < 4
+            else "the estimate is not finite: rescale values this large, or give a finite strength"
+        )
     value = estimate._number
     if permutations:
         null = _permuted(noisy, truth, audited, y, permutations, options)
@@ -314,6 +318,8 @@ def plan_audit(noisy: Any, truth: Any, audited: Any, y: Any, target_se: float, *
     >>> mec_mmd2(*sample).standard_error > 0.03, 40 < plan_audit(*sample, 0.03) < 500
     (True, True)
     """
+    if not 0 < target_se < math.inf:
+        raise InputError(f"target_se={target_se}: a positive standard error")
     estimate = mec_mmd2(noisy, truth, audited, y, **options)
     parts = audit_parts(noisy, truth, audited, y, **options)
     sampling = estimate.variance["sampling"]

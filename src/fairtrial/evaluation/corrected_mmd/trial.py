@@ -9,7 +9,6 @@ noisy rows and the same audit; nothing is tuned.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -189,18 +188,19 @@ def own_rows(params: Params, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def own_frame(params: Params) -> pd.DataFrame:
     """Return the user's file, its columns checked."""
+    import numpy as np
     import pandas as pd
 
-    if not Path(params.data).is_file():
-        raise InputError(f"data={params.data}: no such file; give a CSV file with a header")
-    frame = pd.read_csv(params.data)
+    from fairtrial.tables import read_table
+
+    frame = read_table(params.data)
     columns = [*params.truth, *params.noisy, *([params.group] if params.group else [])]
     if missing := [column for column in columns if column not in frame]:
         raise InputError(f"data={params.data}: no column {missing[0]!r}; set truth=, noisy= and group= to its columns")
     if len(params.truth) != len(params.noisy):
         raise InputError(f"truth= has {len(params.truth)} columns and noisy= {len(params.noisy)}: give as many")
     for column in (*params.truth, *params.noisy):
-        if not pd.api.types.is_numeric_dtype(frame[column]) or frame[column].isna().any():
+        if not pd.api.types.is_numeric_dtype(frame[column]) or not np.isfinite(frame[column]).all():
             raise InputError(
                 f"data={params.data}: column {column!r} must hold a number in every row to know the oracle"
             )

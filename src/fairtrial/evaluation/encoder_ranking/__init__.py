@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = exports(
         "SCORES": ".subspace",
         "alpha_req": ".baselines",
         "cka": ".subspace",
-        "extract": ".extract",
+        "extract": ".extraction",
         "h_score": ".baselines",
         "logme": ".baselines",
         "nesum": ".baselines",

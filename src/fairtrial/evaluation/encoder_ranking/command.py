@@ -67,6 +67,8 @@ def encoder_ranking(
         for name, values in read_features([path]).items()
     ]
     known = read_families(families) if families else {}
+    if families and not known.keys() & pool.keys():
+        raise InputError(f"{families}: names {', '.join(known)}, but the encoders are {', '.join(pool)}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it is among the notes
         ranking = rank_encoders(
@@ -84,7 +86,7 @@ def encoder_ranking(
         y = read_vector(labels)
         rows = read_vector(labelled) if labelled else np.arange(len(y))
         items = len(next(iter(pool.values())))
-        if len(rows) != len(y) or rows.min() < 0 or rows.max() >= items:
+        if rows.dtype.kind not in "iu" or len(rows) != len(y) or rows.min() < 0 or rows.max() >= items:
             raise InputError(f"{labels}: {len(y)} labels for {len(rows)} rows of {items} items: give --labelled rows")
         selector = FewLabelSelector(ranking, budget=budget, strategy=strategy, seed=seed)  # type: ignore[arg-type]
         selector.fit({name: np.asarray(pool[name])[rows] for name in ranking.order}, y)

@@ -54,19 +54,35 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def read_vector(path: Path) -> Array:
-    """Return the one array of a file: labels (n,)."""
+    """Return the one array of a file: labels or rows (n,), none of them missing."""
     arrays = _arrays(path)
     if len(arrays) != 1:
         raise InputError(f"{path} has {len(arrays)} arrays: labels are one")
-    return next(iter(arrays.values()))
+    values = next(iter(arrays.values()))
+    if values.ndim != 1 or not len(values):
+        raise InputError(f"{path} has shape {values.shape}: a vector of labels (n,) is needed")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise InputError(
+            f"{path}: label {int(np.argmin(np.isfinite(values)))} is missing: give --labelled rows instead"
+        )
+    return values
 
 
 def read_families(path: Path) -> dict[str, str]:
     """Return the family of each encoder from a CSV file with the columns encoder and family."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    with path.open(newline="", encoding="utf-8") as stream:
-        table = csv.DictReader(stream)
-        if not {"encoder", "family"} <= set(table.fieldnames or ()):
-            raise InputError(f"{path}: its first line must name the columns encoder and family")
-        return {row["encoder"]: row["family"] for row in table}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            table = csv.DictReader(stream)
+            if not {"encoder", "family"} <= set(table.fieldnames or ()):
+                raise InputError(f"{path}: its first line must name the columns encoder and family")
+            rows = [(row["encoder"], row["family"]) for row in table]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8: {error}") from None
+    for number, (encoder, family) in enumerate(rows, start=2):
+        if not encoder or not family:
+            raise InputError(f"{path}, line {number}: an encoder and its family are needed")
+    if len(dict(rows)) < len(rows):
+        raise InputError(f"{path}: an encoder occurs twice")
+    return dict(rows)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from fairtrial.errors import MissingExtraError
-from fairtrial.evaluation.encoder_ranking.extract import extract
+from fairtrial.evaluation.encoder_ranking.extraction import extract
 from fairtrial.evaluation.encoder_ranking.subspace import Features
 from fairtrial.seeds import derive, generator, torch_generator
 

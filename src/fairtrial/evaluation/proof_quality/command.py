@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairtrial.errors import InputError
+from fairtrial.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from fairtrial.evaluation.proof_quality.simplicity import Encoder
@@ -46,12 +46,25 @@ def proof_quality(
     """Score proofs for conciseness, ease, simplicity and diversity, correctness apart."""
     from fairtrial.evaluation.proof_quality.proof import read_jsonl
     from fairtrial.evaluation.proof_quality.rank import rank_proofs
+    from fairtrial.evaluation.proof_quality.simplicity import Taxonomy
 
     if out.suffix not in (".parquet", ".csv"):
         raise InputError(f"--out {out}: write a .parquet or a .csv file")
     if judge is not None and judge.startswith(("http://", "https://")) and model is None:
         raise InputError(f"--judge {judge}: name the model it serves with --model")
     given = read_jsonl(proofs)
+    known = Taxonomy(taxonomy)
+    for proof in given:
+        if proof.requested is not None:
+            known[proof.requested]  # refused before anything is asked
+    models = {proof.model for proof in given}
+    for name in compare or ():
+        if name not in models:
+            raise UnknownNameError("model", name, sorted(filter(None, models)))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}") from None
     table = rank_proofs(
         given,
         judge=None if judge is None else _judge(judge, model, cache, 0.7 if votes > 1 else 0.0),
@@ -60,12 +73,11 @@ def proof_quality(
         encoder=None if encoder is None else _encoder(encoder),
         force=force,
     )
-    against = None if compare is None else table.compare(*compare)
-    out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".csv":
         table.frame.to_csv(out, index=False)
     else:
         table.frame.to_parquet(out, index=False)
+    against = None if compare is None else table.compare(*compare)  # refuses few common problems; the table is written
     if as_json:
         frames = {"summary": table.summary(), "sets": table.sets, "comparison": against}
         found = {k: None if v is None else json.loads(v.to_json(orient="records")) for k, v in frames.items()}

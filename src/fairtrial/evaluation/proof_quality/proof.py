@@ -184,7 +184,11 @@ def read_jsonl(path: str | Path) -> list[Proof]:
     if not path.is_file():
         raise InputError(f"{path}: no such file: give a .jsonl file with one proof a line")
     proofs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # and at no other mark: JSON may hold those
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8: {error}") from None
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"{path}, row {number}: "
@@ -194,9 +198,14 @@ def read_jsonl(path: str | Path) -> list[Proof]:
             raise InputError(f"{where}not JSON: {error}") from None
         if not isinstance(row, dict) or not {"problem_id", "proof"} <= row.keys():
             raise InputError(f"{where}needs the keys problem_id and proof")
+        for key in ("model", "technique_requested", "statement"):
+            if not isinstance(row.get(key), str | None):
+                raise InputError(f"{where}{key} must be text or left out")
+        if not isinstance(row["problem_id"], str | int):
+            raise InputError(f"{where}problem_id must be text or a number")
         text, correct = row["proof"], row.get("correct")
         steps = isinstance(text, list) and all(isinstance(step, str) for step in text)
-        if not (isinstance(text, str) or steps) or not (correct is None or isinstance(correct, bool | int)):
+        if not (isinstance(text, str) or steps) or correct not in (None, True, False):
             raise InputError(f"{where}proof must be text or a list of texts, and correct true, false or left out")
         try:
             proof = Proof(

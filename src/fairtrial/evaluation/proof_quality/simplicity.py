@@ -69,7 +69,7 @@ class Taxonomy:
         try:
             entries = tomllib.loads(file.read_text(encoding="utf-8"))["technique"]
             self._by_id = {entry["id"]: _technique(file, entry) for entry in entries}
-        except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
             raise InputError(f"{file}: no taxonomy of techniques: {type(error).__name__}: {error}") from None
 
     def __getitem__(self, id: str) -> Technique:

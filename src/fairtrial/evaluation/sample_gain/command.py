@@ -49,8 +49,12 @@ def sample_gain(
 
     if variance is not None and variance not in VARIANCE_MODES:
         raise UnknownNameError("variance", variance, VARIANCE_MODES)
+    if not math.isfinite(margin):
+        raise InputError(f"--margin {margin}: a number")
     if out is not None and not out.resolve().parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.parent}")
+    if out is not None and (out.is_dir() or out.resolve() == scores.resolve()):
+        raise InputError(f"--out {out}: give a file, and another than the scores")
     tables = read_scores(scores)
     compared = None
     if baseline is not None:

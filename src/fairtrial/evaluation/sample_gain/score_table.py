@@ -9,10 +9,12 @@ import numpy as np
 
 from fairtrial.errors import InputError
 from fairtrial.stats import SplitScores
+from fairtrial.tables import read_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
+LARGEST = 1e60  # squares of squares of scores are summed
 BY_SAMPLE = ("candidate", "split", "sample", "score")
 BY_FOLD = ("candidate", "split", "score", "n_test", "n_train")
 
@@ -37,18 +39,7 @@ def read_scores(path: str | Path) -> dict[str, SplitScores]:
     InputError
         No such file, another format, a column that is missing or holds what it cannot, a fold given twice.
     """
-    import pandas as pd
-
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"{file}: no such file")
-    if file.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{file}: give a .csv or .parquet file")
-    try:
-        frame = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
-    except (ValueError, OSError) as error:  # pandas' and pyarrow's own errors are of these
-        raise InputError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
-    return scores_of_frame(frame, str(file))
+    return scores_of_frame(read_table(path), str(path))
 
 
 def scores_of_frame(frame: pd.DataFrame, name: str = "the table") -> dict[str, SplitScores]:
@@ -78,17 +69,22 @@ def scores_of_frame(frame: pd.DataFrame, name: str = "the table") -> dict[str, S
         if (absent := frame[column].isna()).any():
             row = int(np.argmax(absent)) + 1
             raise InputError(f"{name}: column {column} is empty or not a number in data row {row}: fill or drop it")
+        if column == "score" and LARGEST < (most := frame[column].abs().max()) < np.inf:
+            raise InputError(f"{name}: a score of {most:.3g}: rescale scores above {LARGEST:g}")
     tables = {}
     for label, rows in frame.groupby("candidate", sort=False):
-        if needed == BY_SAMPLE:
-            split, sample, score = (rows[column].to_numpy() for column in BY_SAMPLE[1:])
-            tables[str(label)] = SplitScores.from_rows(split, sample, score)
-            continue
         twice = rows["split"].duplicated()
-        if twice.any():
+        if needed == BY_FOLD and twice.any():
             raise InputError(f"{name}: {label} has split {rows['split'][twice].iloc[0]} twice: give one row a fold")
-        folds = rows.sort_values("split")
-        tables[str(label)] = SplitScores.from_folds(*(folds[column].to_numpy() for column in BY_FOLD[2:]))
+        try:
+            if needed == BY_SAMPLE:
+                split, sample, score = (rows[column].to_numpy() for column in BY_SAMPLE[1:])
+                tables[str(label)] = SplitScores.from_rows(split, sample, score)
+            else:
+                folds = rows.sort_values("split")
+                tables[str(label)] = SplitScores.from_folds(*(folds[column].to_numpy() for column in BY_FOLD[2:]))
+        except InputError as error:
+            raise InputError(f"{name}: {label}: {error}") from None
     if needed == BY_FOLD:
         _check_same_folds(frame, name)
     return tables

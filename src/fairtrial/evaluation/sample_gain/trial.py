@@ -149,10 +149,9 @@ def read_table(path: str, target: str) -> tuple[np.ndarray, np.ndarray]:
     import numpy as np
     import pandas as pd
 
-    try:
-        frame = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
-    except (ValueError, OSError) as error:
-        raise InputError(f"table={path} cannot be read: {str(error).splitlines()[0]}") from None
+    from fairtrial.tables import read_table as read_file
+
+    frame = read_file(path)
     if target not in frame.columns:
         raise InputError(f"table={path} has no column {target!r}: give --set target=COLUMN")
     y = frame.pop(target)
@@ -164,6 +163,8 @@ def read_table(path: str, target: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"table={path}: column {words[0]!r} holds no numbers: encode or drop it" if words else
                          f"table={path} has no column beside {target!r}")  # fmt: skip
     X, labels = frame.to_numpy(dtype=float), y.to_numpy()
+    if not np.isfinite(X).all():
+        raise InputError(f"table={path}: column {frame.columns[np.argwhere(~np.isfinite(X))[0][1]]!r} is not finite")
     if pd.api.types.is_float_dtype(y) and (labels != np.round(labels)).any():
         return X, labels
     return X, np.unique(labels.astype(str) if labels.dtype.hasobject else labels, return_inverse=True)[1]

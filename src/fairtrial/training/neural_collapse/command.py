@@ -25,8 +25,13 @@ def neural_collapse(
 
     from fairtrial.training.neural_collapse.report import collapse_report
 
+    if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
+        raise InputError(f"--out {out}: give a file in a folder that is there")
     arrays = read(file)
-    report = collapse_report(arrays["features"], arrays["weight"], arrays["labels"], arrays.get("bias"))
+    try:
+        report = collapse_report(arrays["features"], arrays["weight"], arrays["labels"], arrays.get("bias"))
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
     told = {name: _plain(value) for name, value in report.to_dict().items()}
     told["slowdown"] = _plain(report.slowdown(eps))
     text = json.dumps(told, indent=2)
@@ -45,8 +50,11 @@ def neural_collapse(
         table.add_row(words, f"{getattr(report, name):.4g}", "0")
     console = Console()
     console.print(table)
-    far = report.lagging
-    ends = f"{', '.join(map(str, far.argsort()[:2]))} against {', '.join(map(str, far.argsort()[-2:][::-1]))}"
+    order = report.lagging.argsort()
+    most = abs(report.lagging).max()
+    sides = [[c for c in side if sign * report.lagging[c] > 0.1 * most][:2]
+             for side, sign in ((order, -1), (order[::-1], 1))]  # fmt: skip
+    ends = " against ".join(", ".join(map(str, side)) for side in sides)
     console.print(f"accuracy {report.accuracy:.3f}; the mode that lags most sets classes {ends}")
     if not report.simplex_possible:
         console.print("the features have fewer than K - 1 dimensions: no simplex fits into them")
@@ -78,7 +86,9 @@ def read(file: Path) -> dict[str, Any]:
 
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, AttributeError) as error:
+    except MissingExtraError:
+        raise
+    except Exception as error:  # each format has errors of its own
         raise InputError(f"{file}: cannot be read as {file.suffix or 'npz'}: {error}") from error
     if lacking := {"features", "weight", "labels"} - set(arrays):
         raise InputError(

@@ -91,7 +91,7 @@ def spectral_flow(
         Cross-entropy; or half the squared error to the one-hot labels, in the closed form of Saxe et al. (2013), for
         balanced layers and one example a class.
     t_max : float
-        Time to follow until; 1e30 is ordinary.
+        Time to follow until; 1e30 is ordinary. The last record is the first one at or after it: ``at`` reads it off.
     basis : {"hadamard", "fourier"}
         ``hadamard`` for K a power of 2; ``fourier`` for any K with equal conjugate pairs.
     n_per_class : int
@@ -229,8 +229,11 @@ def time_to_collapse(s0: np.ndarray, eps: float, *, basis: Basis = "hadamard", t
     """
     if not eps > 0:
         raise InputError(f"eps={eps}: positive; V reaches 0 only in the limit")
-    if float(lyapunov(np.asarray(s0, dtype=float))) < eps:
+    v0 = float(lyapunov(np.asarray(s0, dtype=float)))
+    if v0 < eps:
         return -math.inf
+    if math.isinf(v0):  # a mode that is not there never comes
+        return math.inf
     end = min(t_max, 1e3)
     while True:
         flow = spectral_flow(s0, t_max=end, basis=basis)
@@ -243,4 +246,4 @@ def time_to_collapse(s0: np.ndarray, eps: float, *, basis: Basis = "hadamard", t
             return float(np.interp(-math.log(eps), -v, t))
         if end >= t_max:
             return math.inf
-        end = min(t_max, end**2)
+        end = t_max if end > t_max**0.5 else end**2

@@ -63,7 +63,7 @@ class CollapseReport:
         Since modes grow with the logarithm of time, time itself grows by the exponential of it. The linear regime near
         collapse is assumed; 0 where V is below ``eps`` already.
         """
-        if not eps > 0:
+        if not 0 < eps < math.inf:
             raise InputError(f"eps={eps}: positive")
         return (len(self.modes) + 1) / 2 * max(0.0, math.log(self.v_logit / eps)) if self.v_logit > 0 else 0.0
 
@@ -96,19 +96,27 @@ def collapse_report(features: Any, weight: Any, labels: Any, bias: Any = None) -
     >>> round(report.nc1, 9), round(report.nc2_angle, 9), round(report.nc3, 9), report.nc4, report.v_logit < 1e-9
     (0.0, 0.0, 0.0, 0.0, True)
     """
-    h, w = _array(features), _array(weight)
-    y = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
+    try:
+        h, w = _array(features), _array(weight)
+        y = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
+        if y.dtype != int and np.array_equal(y, whole := y.astype(int)):
+            y = whole
+    except (TypeError, ValueError) as error:
+        raise InputError(f"features, weight and labels must be numbers: {error}") from None
     b = np.zeros(len(w)) if bias is None else _array(bias)
     k, p = w.shape if w.ndim == 2 else (0, 0)
     if h.ndim != 2 or k < 2 or h.shape[1] != p or y.shape != (len(h),) or b.shape != (k,):
         raise InputError(
             f"features {h.shape}, weight {w.shape}, labels {y.shape}, bias {b.shape}: (N, p), (K, p), (N,), (K,) needed"
         )
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= k:
-        raise InputError(f"labels run from {y.min()} to {y.max()}: whole numbers from 0 to {k - 1} are needed")
+    if not len(y) or not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= k:
+        found = f"run from {y.min()} to {y.max()}" if len(y) else "are none"
+        raise InputError(f"labels {found}: whole numbers from 0 to {k - 1} are needed")
     counts = np.bincount(y, minlength=k)
     if not counts.all():
         raise InputError(f"class {int(np.argmin(counts))} has no example")
+    if not (np.isfinite(w).all() and np.isfinite(b).all()):
+        raise InputError("weight or bias is not finite")
     if not (fine := np.isfinite(h).all(1)).all():
         raise InputError(f"features of example {int(np.argmin(fine))} are not finite")
     if counts.max() == 1:

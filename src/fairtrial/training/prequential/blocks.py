@@ -105,6 +105,8 @@ def prequential_score(
     from sklearn.base import clone
 
     X, y = np.asarray(X), np.asarray(y)
+    if len(X) != len(y):
+        raise InputError(f"X has {len(X)} rows and y {len(y)} labels: give one a row")
     classes, labels = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise InputError("y holds a single class: there is nothing to code")

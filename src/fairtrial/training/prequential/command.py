@@ -27,29 +27,24 @@ def prequential(
     from rich.console import Console
     from rich.table import Table
 
+    from fairtrial.tables import read_table
     from fairtrial.training.prequential.report import prequential_report
 
     if out is not None and out.suffix not in (".json", ".csv", ".html"):
         raise InputError(f"--out {out}: the name must end in .json, .csv or .html")
-    if not table.is_file():
-        raise InputError(f"{table}: no such file")
-    if table.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{table}: a .csv or .parquet file is needed")
-    try:
-        logged = pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{table}: cannot be read: {error}") from error
+    if out is not None and not out.resolve().parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.parent}")
+    logged = read_table(table)
     if "run" not in logged:
         logged["run"] = "run"
     runs = []
-    for name, rows in logged.groupby("run", sort=False):
+    for name, rows in logged.groupby("run", sort=False, dropna=False):
         try:
             report = prequential_report(rows.drop(columns="run"), num_classes=classes)
         except InputError as error:
             raise InputError(f"{table}, run {name}: {error}") from error
         costly = report.per_example.nlargest(expensive, "loss_first")["example"].tolist()
-        known = report.to_dict() if "correct" in logged or classes is None else report.to_dict() | {"bound": None}
-        runs.append({"run": name, **known, "expensive": costly})
+        runs.append({"run": name, **report.to_dict(), "expensive": costly})
     frame = pd.DataFrame(runs)
     text = json.dumps(json.loads(frame.to_json(orient="records")), indent=2)
     if out is not None:

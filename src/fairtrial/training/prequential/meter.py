@@ -287,7 +287,7 @@ class PrequentialMeter:
         assert self.warmup_examples is not None
         uniform = max(0, min(len(logits), self.warmup_examples - self._arrived))
         if self.num_classes is None:
-            residuals = (logits - labels.to(logits)).reshape(len(logits), -1)  # (b, d)
+            residuals = _residuals(logits, labels)
             coded = self._arrived * residuals.shape[1]
             variance = self._squares / coded if coded and not uniform else self.prior_scale**2
             self._squares += float(residuals.square().sum())
@@ -304,7 +304,7 @@ class PrequentialMeter:
     def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the unmixed losses of single examples, (b,), a sequence's summed over its tokens."""
         if self.num_classes is None:
-            return (logits - labels.to(logits)).reshape(len(logits), -1).square().sum(1)
+            return _residuals(logits, labels).square().sum(1)
         flat = F.cross_entropy(
             logits.reshape(-1, logits.shape[-1]).float(), labels.to(logits.device).reshape(-1), reduction="none"
         )
@@ -361,6 +361,7 @@ class PrequentialMeter:
         final = torch.full((self.num_examples,), math.nan, dtype=torch.float64)
         correct = torch.full((self.num_examples,), math.nan, dtype=torch.float64)
         residuals: list[tuple[Tensor, Tensor]] = []
+        seen = torch.zeros(0, dtype=torch.int64)
         mode = model.training if isinstance(model, nn.Module) else None
         if isinstance(model, nn.Module):
             model.eval()
@@ -370,8 +371,9 @@ class PrequentialMeter:
                     z = _logits(model(inputs))
                     idx = torch.as_tensor(indices, device="cpu")
                     if self.num_classes is None:
-                        residuals.append((idx, (z - labels.to(z)).reshape(len(z), -1).double().cpu()))
+                        residuals.append((idx, _residuals(z, labels).double().cpu()))
                         continue
+                    seen = torch.cat([seen, idx])
                     final[idx] = self._losses(z, labels).double().cpu()
                     right = (z.argmax(-1) == labels.to(z.device)) | (labels.to(z.device) == -100)
                     correct[idx] = right.reshape(len(z), -1).all(1).double().cpu()
@@ -382,7 +384,10 @@ class PrequentialMeter:
             variance = max(float(torch.cat([r for _, r in residuals]).square().mean()), 1e-12)
             for idx, r in residuals:
                 final[idx] = _gaussian(r, variance)
-        if (lacking := self._seen & final.isnan()).any() and self.num_classes is None:
+        known = torch.cat([idx for idx, _ in residuals]) if residuals else seen
+        lacking = self._seen.clone()
+        lacking[known] = False
+        if lacking.any():
             raise InputError(f"the loader lacks example {int(lacking.nonzero()[0])}: give it the whole training set")
         return final, correct
 
@@ -414,6 +419,13 @@ class PrequentialMeter:
 
     def _mark_forward(self) -> None:
         self._forward_at = self._steps
+
+
+def _residuals(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Return predictions less targets, (b, d); (b, 1) and (b,) are the same thing."""
+    if predictions[:1].numel() != targets[:1].numel():
+        raise InputError(f"predictions {tuple(predictions.shape)} and targets {tuple(targets.shape)} differ in shape")
+    return predictions.reshape(len(predictions), -1) - targets.to(predictions).reshape(len(predictions), -1)
 
 
 def _gaussian(residuals: Tensor, variance: float) -> Tensor:

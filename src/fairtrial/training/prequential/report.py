@@ -89,14 +89,16 @@ class PrequentialReport:
 
         Indicative only: the regret of one run is one draw of what bounds through its expectation.
         """
-        if self.num_classes is None:
-            raise InputError("the bounds are on 0-1 errors: there are none for real targets")
+        if self.num_classes is None or math.isnan(self.train_error):
+            raise InputError(
+                "the bounds are on 0-1 errors: none for real targets, nor for a table without the column correct"
+            )
         description = self.regret if self.interpolating else self.code_length
         return prequential_bound(description, self.n, self.train_error, num_classes=self.num_classes, delta=delta)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, without the table, as plain values."""
-        bound = self.bound() if self.num_classes else None
+        bound = None if self.num_classes is None or math.isnan(self.train_error) else self.bound()
         return {
             "n": self.n, "num_classes": self.num_classes, "code_length": self.code_length, "regret": self.regret,
             "bits": self.bits, "compression_ratio": self.compression_ratio, "mean_final_loss": self.mean_final_loss,
@@ -120,7 +122,7 @@ class PrequentialReport:
                 else "not interpolating, so that C and not R bounds what was learned"
             ),
         ]
-        if self.num_classes:
+        if self.num_classes and not math.isnan(self.train_error):
             bound = self.bound()
             best = min(b for b in (bound.occam, bound.kl, bound.realizable) if b is not None)
             lines.append(f"test error at most {best:.3f} (indicative{', vacuous' if bound.vacuous else ''})")
@@ -157,6 +159,13 @@ def prequential_report(
         raise InputError(f"the table lacks {', '.join(sorted(lacking))}")
     if len(table) == 0:
         raise InputError("the table has no rows: nothing was coded")
+    if num_classes is not None and num_classes < 2:
+        raise InputError(f"num_classes={num_classes}: at least 2, or None for real targets")
+    for name in {"loss_first", "loss_final", "correct"} & set(table):
+        if not pd.api.types.is_numeric_dtype(table[name]) and not pd.api.types.is_bool_dtype(table[name]):
+            raise InputError(f"the column {name} holds {table[name].dtype}, not numbers")
+    if "correct" in table and not table["correct"].dropna().isin([0, 1]).all():
+        raise InputError("the column correct holds something else than 0 and 1")
     if (twice := table["example"].duplicated()).any():
         raise InputError(f"example {table['example'][twice].iloc[0]} occurs twice: each is coded once")
     for name in ("loss_first", "loss_final"):

@@ -1,0 +1,38 @@
+"""Tables from the files of users, read once and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairtrial.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a CSV or Parquet file.
+
+    Raises
+    ------
+    InputError
+        There is no such file, its name ends otherwise, it cannot be read, it has no rows, or rows of a CSV have more
+        fields than its header, which would shift every column by one.
+    """
+    import pandas as pd
+
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    if file.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{file}: give a .csv or .parquet file")
+    try:
+        frame = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
+    except (ValueError, OSError) as error:  # pandas' and pyarrow's own errors are of these
+        raise InputError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    if file.suffix == ".csv" and not isinstance(frame.index, pd.RangeIndex):
+        raise InputError(f"{file}: rows have more fields than the header: name every column")
+    if frame.empty:
+        raise InputError(f"{file} has no rows")
+    return frame

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairtrial.data.arrays import check_examples, read_labelled
 from fairtrial.errors import InputError
 from fairtrial.trial.declare import (
     Candidate,
@@ -194,7 +195,7 @@ def images(stages: Any, params: BilevelParams) -> dict[str, torch.Tensor]:
         y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
         sets = {"pool": (x[:200], y[:200]), "tune": (x[200:300], y[200:300]), "test": (x[300:], y[300:])}
     elif Path(params.data).exists():
-        arrays = read_arrays(params.data)
+        arrays = read_own(params.data)
         order = np.random.default_rng(0).permutation(len(arrays["y"]))
         x, y = torch.from_numpy(arrays["x"][order]).float().flatten(1), torch.from_numpy(arrays["y"][order]).long()
         x, fifth = (x - x.mean(0)) / x.std(0).clamp_min(1e-6), len(y) // 5
@@ -212,20 +213,14 @@ def images(stages: Any, params: BilevelParams) -> dict[str, torch.Tensor]:
     return told
 
 
-def read_arrays(path: str) -> dict[str, np.ndarray]:
+def read_own(path: str) -> dict[str, np.ndarray]:
     """Return x and y of an .npz file, checked."""
     import numpy as np
 
-    try:
-        arrays = np.load(path, allow_pickle=False)
-        x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: an .npz file with arrays x and y is needed: {error}") from error
-    if len(x) != len(y) or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-        raise InputError(f"{path}: y must hold one whole number from 0 for each of the {len(x)} rows of x")
-    if len(y) < 10 or not np.isfinite(x).all():
+    arrays = read_labelled(path)
+    if len(arrays["y"]) < 10 or not np.isfinite(arrays["x"]).all():
         raise InputError(f"{path}: at least 10 rows are needed, all of them finite")
-    return {"x": x, "y": y}
+    return arrays
 
 
 def clean(stages: Any, label: str, seeds: range, test: str, rates: Any, clips: Any, params: BilevelParams) -> Any:
@@ -479,16 +474,7 @@ def check(params: BilevelParams) -> None:
     """Refuse what cannot be read before any worker starts."""
     for name in params.noises:
         noise_of(name, params)
-    if Path(params.data).exists():
-        read_arrays(params.data)
-    elif params.data != "tiny":
-        if "/" in params.data or params.data.endswith(".npz"):
-            raise InputError(f"data={params.data}: no such file")
-        if params.data != "fashion-mnist":
-            raise InputError(f"data={params.data}: 'fashion-mnist' or an .npz file")
-        from fairtrial.data.samples import sample_path
-
-        sample_path(params.data)
+    check_examples("data", params.data, read_own)
 
 
 trial = Trial(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairtrial.data.arrays import check_examples, read_labelled
 from fairtrial.errors import InputError
 from fairtrial.seeds import torch_generator
 from fairtrial.trial.declare import (
@@ -35,6 +36,7 @@ from fairtrial.trial.declare import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import torch
 
@@ -83,7 +85,7 @@ def examples(stages: Any, params: EdgeParams) -> tuple[torch.Tensor, torch.Tenso
     import torch
 
     if Path(params.data).exists():
-        arrays = read_arrays(params.data)
+        arrays = read_own(params.data)
         x, y = torch.from_numpy(arrays["x"][: params.images]).float(), torch.from_numpy(arrays["y"][: params.images])
         x = (x - x.mean()) / x.std().clamp_min(1e-12)
         return x.to(params.device), y.long().to(params.device)
@@ -97,20 +99,14 @@ def examples(stages: Any, params: EdgeParams) -> tuple[torch.Tensor, torch.Tenso
     return x.to(params.device), y.to(params.device)
 
 
-def read_arrays(path: str) -> Any:
+def read_own(path: str) -> dict[str, np.ndarray]:
     """Return x and y of an .npz file, checked."""
     import numpy as np
 
-    try:
-        arrays = np.load(path, allow_pickle=False)
-        x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: an .npz file with arrays x and y is needed: {error}") from error
-    if len(x) != len(y) or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-        raise InputError(f"{path}: y must hold one whole number from 0 for each of the {len(x)} rows of x")
-    if not np.isfinite(x).all():
-        raise InputError(f"{path}: row {int(np.argwhere(~np.isfinite(x))[0][0])} of x is not finite")
-    return {"x": x, "y": y}
+    arrays = read_labelled(path)
+    if not np.isfinite(arrays["x"]).all():
+        raise InputError(f"{path}: row {int(np.argwhere(~np.isfinite(arrays['x']))[0][0])} of x is not finite")
+    return arrays
 
 
 def network(name: str, params: EdgeParams, shape: tuple[int, ...], classes: int, seed: int) -> torch.nn.Module:
@@ -451,16 +447,7 @@ def aligned(frame: pd.DataFrame) -> bool | str:
 
 def check(params: EdgeParams) -> None:
     """Refuse what cannot be read before any worker starts."""
-    if Path(params.data).exists():
-        read_arrays(params.data)
-    elif params.data != "tiny":
-        if "/" in params.data or params.data.endswith(".npz"):
-            raise InputError(f"data={params.data}: no such file")
-        if params.data != "fashion-mnist":
-            raise InputError(f"data={params.data}: 'fashion-mnist' or an .npz file")
-        from fairtrial.data.samples import sample_path
-
-        sample_path(params.data)
+    check_examples("data", params.data, read_own)
     for name in params.networks:
         if name not in ("mlp", "cnn"):
             factory(name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairtrial.data.arrays import check_examples, read_labelled
 from fairtrial.errors import InputError
 from fairtrial.seeds import generator, torch_generator
 from fairtrial.trial.declare import (
@@ -142,26 +143,12 @@ def images(stages: Any, params: CollapseParams) -> tuple[torch.Tensor, torch.Ten
         y = torch.arange(2 * params.examples) % 3
         return torch.from_numpy(rng.standard_normal((len(y), 6))).float() + 2 * torch.eye(6)[y], y
     if Path(params.data).exists():
-        arrays = read_arrays(params.data)
+        arrays = read_labelled(params.data)
         x = torch.from_numpy(arrays["x"]).float()
         return (x - x.mean()) / x.std().clamp_min(1e-12), torch.from_numpy(arrays["y"]).long()
     from fairtrial.data.images import garments
 
     return garments(max(10_000, params.examples), size=14)
-
-
-def read_arrays(path: str) -> dict[str, np.ndarray]:
-    """Return x and y of an .npz file, checked."""
-    import numpy as np
-
-    try:
-        arrays = np.load(path, allow_pickle=False)
-        x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: an .npz file with arrays x and y is needed: {error}") from error
-    if len(x) != len(y) or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-        raise InputError(f"{path}: y must hold one whole number from 0 for each of the {len(x)} rows of x")
-    return {"x": x, "y": y}
 
 
 # ------------------------------------------------------------------------------------------------------------- measures
@@ -405,16 +392,7 @@ def check(params: CollapseParams) -> None:
     for k in params.classes:
         if k < 4 or k & (k - 1):
             raise InputError(f"classes={list(params.classes)}: {k} is no power of 2 from 4 on")
-    if Path(params.data).exists():
-        read_arrays(params.data)
-    elif params.data != "tiny":
-        if "/" in params.data or params.data.endswith(".npz"):
-            raise InputError(f"data={params.data}: no such file")
-        if params.data != "fashion-mnist":
-            raise InputError(f"data={params.data}: 'fashion-mnist' or an .npz file")
-        from fairtrial.data.samples import sample_path
-
-        sample_path(params.data)
+    check_examples("data", params.data, read_labelled)
 
 
 trial = Trial(

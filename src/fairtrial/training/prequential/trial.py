@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairtrial.data.arrays import check_examples, read_labelled
 from fairtrial.errors import InputError
 from fairtrial.seeds import generator
 from fairtrial.trial.declare import (
@@ -83,7 +84,7 @@ def examples(stages: Any, params: PrequentialParams) -> dict[str, torch.Tensor]:
         y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
         return {"x": x[: -len(x) // 2], "y": y[: -len(y) // 2], "test_x": x[len(x) // 2 :], "test_y": y[len(y) // 2 :]}
     if Path(params.data).exists():
-        arrays = read_arrays(params.data)
+        arrays = read_labelled(params.data)
         order = generator(0, "split").permutation(len(arrays["y"]))
         x = torch.from_numpy(arrays["x"][order]).float().flatten(1)
         x, y = (x - x.mean(0)) / x.std(0).clamp_min(1e-6), torch.from_numpy(arrays["y"][order]).long()
@@ -96,20 +97,6 @@ def examples(stages: Any, params: PrequentialParams) -> dict[str, torch.Tensor]:
     x, y = garments(max(4000, params.examples))
     test_x, test_y = garments(params.test_examples, split="test")
     return {"x": x.flatten(1), "y": y, "test_x": test_x.flatten(1), "test_y": test_y}
-
-
-def read_arrays(path: str) -> dict[str, np.ndarray]:
-    """Return x and y of an .npz file, checked."""
-    import numpy as np
-
-    try:
-        arrays = np.load(path, allow_pickle=False)
-        x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: an .npz file with arrays x and y is needed: {error}") from error
-    if len(x) != len(y) or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-        raise InputError(f"{path}: y must hold one whole number from 0 for each of the {len(x)} rows of x")
-    return {"x": x, "y": y}
 
 
 def data_of(stages: Any, run: int, params: PrequentialParams) -> dict[str, Any]:
@@ -459,16 +446,7 @@ def parts(params: PrequentialParams) -> tuple[Part, ...]:
 
 def check(params: PrequentialParams) -> None:
     """Refuse what cannot be read before any worker starts."""
-    if Path(params.data).exists():
-        read_arrays(params.data)
-    elif params.data != "tiny":
-        if "/" in params.data or params.data.endswith(".npz"):
-            raise InputError(f"data={params.data}: no such file")
-        if params.data != "fashion-mnist":
-            raise InputError(f"data={params.data}: 'fashion-mnist' or an .npz file")
-        from fairtrial.data.samples import sample_path
-
-        sample_path(params.data)
+    check_examples("data", params.data, read_labelled)
 
 
 trial = Trial(

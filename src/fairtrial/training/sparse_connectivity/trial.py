@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairtrial.data.arrays import check_examples, read_arrays
 from fairtrial.errors import InputError
 from fairtrial.seeds import generator
 from fairtrial.trial.declare import (
@@ -177,7 +178,7 @@ def pictures(stages: Any, params: SparseParams) -> tuple[np.ndarray, np.ndarray]
         x = rng.standard_normal((120, 6, 6)).cumsum(1).cumsum(2)
         y = x.mean((1, 2))
     elif Path(params.images).exists():
-        arrays = read_arrays(params.images)
+        arrays = read_own(params.images)
         x, y = arrays["x"].astype(float), arrays["y"].astype(float)
     else:
         from fairtrial.data.images import garments
@@ -188,18 +189,15 @@ def pictures(stages: Any, params: SparseParams) -> tuple[np.ndarray, np.ndarray]
     return x / math.sqrt(x[0].size), (y - y.mean()) / y.std()
 
 
-def read_arrays(path: str) -> dict[str, np.ndarray]:
-    """Return x and y of an .npz file, checked."""
+def read_own(path: str) -> dict[str, np.ndarray]:
+    """Return images x and targets y of an .npz file, checked."""
     import numpy as np
 
-    try:
-        arrays = np.load(path, allow_pickle=False)
-        x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: an .npz file with arrays x and y is needed: {error}") from error
+    arrays = read_arrays(path)
+    x, y = arrays["x"], arrays["y"]
     if x.ndim != 3 or y.shape != (len(x),) or not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise InputError(f"{path}: x must be finite images (n, h, w) and y (n,), not {x.shape} and {y.shape}")
-    return {"x": x, "y": y}
+    return arrays
 
 
 # ------------------------------------------------------------------------------------------------------------- measures
@@ -401,16 +399,7 @@ def certified(frame: pd.DataFrame) -> bool | str:
 
 def check(params: SparseParams) -> None:
     """Refuse what cannot be read before any worker starts."""
-    if Path(params.images).exists():
-        read_arrays(params.images)
-    elif params.images != "tiny":
-        if "/" in params.images or params.images.endswith(".npz"):
-            raise InputError(f"images={params.images}: no such file")
-        if params.images != "fashion-mnist":
-            raise InputError(f"images={params.images}: 'fashion-mnist' or an .npz file")
-        from fairtrial.data.samples import sample_path
-
-        sample_path(params.images)
+    check_examples("images", params.images, read_own)
 
 
 trial = Trial(

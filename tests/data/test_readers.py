@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from fairtrial.data.facts import countries, word_relations
 from fairtrial.data.images import FASHION_CLASSES, fashion_mnist, garments, stamps
 from fairtrial.data.quiz import mmlu_development
 from fairtrial.data.samples import find_sample
+from fairtrial.data.text import news_articles
 from fairtrial.data.vader import DOMAINS, vader_lexicon, vader_sentences
 from fairtrial.data.wordnet import wordnet_glosses
 from fairtrial.errors import InputError, UnknownNameError
@@ -90,3 +92,29 @@ def test_a_question_has_four_choices_and_one_answer():
     assert questions["subject"].nunique() == 57
     assert set(questions["answer"]) == set("ABCD")
     assert questions.map(len).min().min() > 0
+
+
+@needs("analogies")
+def test_word_relations_are_distinct_pairs():
+    relations = word_relations()
+    assert {name: len(pairs) for name, pairs in relations.items() if not name.startswith("gram")} == {
+        "capital-common-countries": 23, "capital-world": 116, "currency": 30, "city-in-state": 68, "family": 23,
+    }  # fmt: skip
+    assert ("Tripoli", "Libya") in relations["capital-world"]
+    assert all(len(set(pairs)) == len(pairs) for pairs in relations.values())
+
+
+@needs("countries")
+def test_countries_have_capitals_and_known_neighbours():
+    table = countries().set_index("name")
+    assert len(table) == 246
+    assert table.index.is_unique
+    assert (table.loc["Chad", "capital"], table.loc["Norway", "demonym"]) == ("N'Djamena", "Norwegian")
+    assert set(table.loc["Norway", "borders"]) == {"FIN", "SWE", "RUS"}
+
+
+@needs("news")
+def test_news_has_300_articles():
+    articles = news_articles()
+    assert len(articles) == 300
+    assert min(map(len, articles)) > 200

@@ -1,4 +1,4 @@
-"""Readers of the sample texts: Wikipedia articles as clean prose, and Jane Austen's novels."""
+"""Readers of the sample texts: Wikipedia articles as clean prose, news, and Jane Austen's novels."""
 
 from __future__ import annotations
 
@@ -78,6 +78,18 @@ _APPENDICES = frozenset([
     "sources", "notes and references", "references and notes", "works cited", "gallery", "discography", "filmography",
     "publications",
 ])  # fmt: skip
+
+
+def news_articles() -> list[str]:
+    """Return the 300 news articles of the sample ``news``, each a line of some 200 words, in the file's order.
+
+    Raises
+    ------
+    MissingSampleError
+        If the sample has not been fetched.
+    """
+    lines = sample_path("news", "lee_background.cor").read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 def wiki_prose(markup: str) -> str:

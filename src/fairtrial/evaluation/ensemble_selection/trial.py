@@ -222,7 +222,7 @@ def other_answers(pool: str, params: EnsembleParams) -> dict[str, list[str]]:
     """Return the answers of few-shot classifiers and rules."""
     from fairtrial.data.samples import sample_path
     from fairtrial.evaluation.ensemble_selection.pool import classical_answers
-    from fairtrial.evaluation.sentences import SentenceEncoder
+    from fairtrial.sentences import SentenceEncoder
 
     return classical_answers(task_of(pool, params.items), SentenceEncoder(sample_path("minilm"), device=params.device))
 

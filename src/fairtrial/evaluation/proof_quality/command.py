@@ -108,6 +108,6 @@ def _judge(judge: str, model: str | None, cache: Path | None, temperature: float
 
 def _encoder(encoder: str) -> Encoder:
     from fairtrial.data.samples import sample_path
-    from fairtrial.evaluation.sentences import SentenceEncoder
+    from fairtrial.sentences import SentenceEncoder
 
     return SentenceEncoder(Path(encoder) if Path(encoder).exists() else sample_path(encoder))

@@ -25,7 +25,7 @@ from fairtrial.evaluation.proof_quality.latex import FORMULA
 from fairtrial.evaluation.proof_quality.proof import Proof
 
 Encoder = Callable[[list[str]], np.ndarray]
-"""Sentences to unit vectors (n, d), such as :class:`fairtrial.evaluation.sentences.SentenceEncoder`."""
+"""Sentences to unit vectors (n, d), such as :class:`fairtrial.sentences.SentenceEncoder`."""
 
 SIMILAR = 0.675  # cosine of a step and a description; fit_threshold on the bank with MiniLM (held-out F1 .91)
 _NEGATED = re.compile(

@@ -101,7 +101,7 @@ def proofs_of(stages: Any, params: ProofQualityParams) -> list[Proof]:
 def encoder_of(stages: Any, params: ProofQualityParams) -> Encoder | None:
     """Load the sentence encoder, once a worker."""
     from fairtrial.evaluation.proof_quality.simplicity import RememberingEncoder
-    from fairtrial.evaluation.sentences import SentenceEncoder
+    from fairtrial.sentences import SentenceEncoder
 
     if not params.encoder:
         stages.note("no encoder: proofs are compared by their words, techniques by triggers alone")

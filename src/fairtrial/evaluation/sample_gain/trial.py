@@ -114,7 +114,7 @@ def embedded_sentences() -> dict[str, Any]:
     """Return MiniLM's embeddings of sentences of film reviews, and whether people found them positive."""
     from fairtrial.data.samples import sample_path
     from fairtrial.data.vader import vader_sentences
-    from fairtrial.evaluation.sentences import SentenceEncoder
+    from fairtrial.sentences import SentenceEncoder
 
     frame = vader_sentences("movies")
     frame = frame[frame["mean"] != 0].sample(5000, random_state=0)

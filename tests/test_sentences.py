@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fairtrial.errors import InputError
-from fairtrial.evaluation.sentences import SentenceEncoder
+from fairtrial.sentences import SentenceEncoder
 
 TEXTS = ["four words", "one", "several more words of another sentence than these"]
 

@@ -42,7 +42,7 @@ class SentenceEncoder:
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
-            raise MissingExtraError("evaluation", "transformers") from error
+            raise MissingExtraError("lm", "transformers") from error
         if not (Path(folder) / "config.json").is_file():
             raise InputError(f"{folder}: no config.json: give the folder of an encoder saved by save_pretrained")
         with transformers_silent():

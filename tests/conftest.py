@@ -2,5 +2,11 @@
 
 import os
 
+from hypothesis import settings
+
+# A slow machine fails nobody.
+settings.register_profile("fairtrial", deadline=None)
+settings.load_profile("fairtrial")
+
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")

@@ -30,7 +30,7 @@ from fairtrial.trial.table import CannotJudgeError, Table
 from fairtrial.trial.worker import Answer, Opening, Session, Task, load_trial
 
 
-def check_trial(trial: str | Trial, *, seconds: float = 10.0) -> Result:
+def check_trial(trial: str | Trial, *, seconds: float = 60.0) -> Result:
     """Check a trial and return the result of its smoke preset.
 
     * There is a control, and every claim names candidates, metrics, factors and values that its defaults or a preset
@@ -43,8 +43,8 @@ def check_trial(trial: str | Trial, *, seconds: float = 10.0) -> Result:
     Parameters
     ----------
     trial : a :class:`~fairtrial.trial.declare.Trial`, or a card's ``"package.module:name"`` of one.
-    seconds : what the smoke preset may take: time on the clock or of the processor, whichever is less, so that a busy
-        machine fails nobody.
+    seconds : what the smoke preset may take, on the clock or of the processor, whichever is less. It should take under
+        ten; the default leaves room for a slow or busy machine, and fails what is far too slow on any.
 
     Raises
     ------

@@ -7,6 +7,7 @@
 ``statistics``     second moments of what each linear is given
 ``windows``        text files as documents, documents as token windows of one length
 ``likelihood``     log-likelihoods of texts and choices, batched
+``prompts``        questions as a chat model expects them
 ``hidden``         hidden states of chosen layers, and a cache of them on disk
 =================  ====================================================================================================
 

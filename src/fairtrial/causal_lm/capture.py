@@ -157,7 +157,7 @@ def _capture(
     hooks = [block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks]
     hooks.append(blocks[0].register_forward_hook(remember))
     try:
-        with _passing_through(blocks[1:], first_output), torch.no_grad():
+        with passing_through(blocks[1:], first_output), torch.no_grad():
             for batch in batches:
                 calls.clear()
                 ids, kwargs = _model_arguments(model, batch)
@@ -178,7 +178,7 @@ def _capture(
 
 
 @contextmanager
-def _passing_through(blocks: list[nn.Module], like: list[Any]) -> Iterator[None]:
+def passing_through(blocks: list[nn.Module], like: list[Any]) -> Iterator[None]:
     """Let ``blocks`` return the one remembered output instead of running."""
     own = [block.__dict__.get("forward") for block in blocks]  # set where accelerate wraps a block
     try:

@@ -10,6 +10,7 @@ import torch
 
 from fairtrial.causal_lm.hidden import cached_hidden_states, hidden_states
 from fairtrial.causal_lm.layout import ChainSpec, find_blocks
+from fairtrial.causal_lm.prompts import prompt_texts
 from fairtrial.errors import InputError, UnknownNameError
 
 Pooling: TypeAlias = Literal["auto", "last", "mean"]
@@ -71,10 +72,8 @@ def text_states(
     if bad := [i for i, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]:
         raise InputError(f"text {bad[0]} is empty or not a string")
     how = pooling_of(model, pooling)
-    if how == "last" and getattr(tokenizer, "chat_template", None):
-        turns = [[{"role": "user", "content": text}] for text in texts]
-        texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    if how == "last":
+        ids = tokenizer(prompt_texts(tokenizer, texts), add_special_tokens=False)["input_ids"]
     else:
         ids = tokenizer(list(texts))["input_ids"]
     ignored = tokenizer.all_special_ids if how == "mean" else ()

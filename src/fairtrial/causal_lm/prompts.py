@@ -1,0 +1,52 @@
+"""Questions as a chat model expects them, up to where its answer begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def prompt_texts(
+    tokenizer: Any, questions: Sequence[str], *, system: str | None = None, shots: Sequence[tuple[str, str]] = ()
+) -> list[str]:
+    r"""Return the text before each answer, special tokens included.
+
+    Parameters
+    ----------
+    tokenizer
+        Of transformers. With a chat template each question is a user's turn, followed by the header of the
+        assistant's; without one, questions and answers are separated by blank lines.
+    questions
+        n texts.
+    system
+        An instruction that comes first.
+    shots
+        Solved examples, (question, answer), that come before each question.
+
+    Returns
+    -------
+    list of str
+        n texts, for ``tokenizer(..., add_special_tokens=False)``.
+
+    Examples
+    --------
+    >>> from fairtrial.data.tiny import tiny_causal_lm
+    >>> prompt_texts(tiny_causal_lm()[1], ["w5 w6"], shots=[("w1", "w2")])
+    ['w1 w2\n\nw5 w6']
+    """
+    if getattr(tokenizer, "chat_template", None):
+        before = [{"role": "system", "content": system}] if system else []
+        for question, answer in shots:
+            before += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        turns = [[*before, {"role": "user", "content": question}] for question in questions]
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    start = tokenizer.bos_token if _adds_bos(tokenizer) else ""
+    parts = [system] if system else []
+    parts += [f"{question} {answer}" for question, answer in shots]
+    return [start + "\n\n".join([*parts, question]) for question in questions]
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    """Return whether the tokenizer puts its start token before a text."""
+    ids = tokenizer("a")["input_ids"]
+    return bool(tokenizer.bos_token) and ids[:1] == [tokenizer.bos_token_id] and len(ids) > len(tokenizer.tokenize("a"))

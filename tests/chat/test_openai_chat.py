@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from email.utils import formatdate
 import pytest
 from pydantic import BaseModel, Field
 
-from fairtrial.chat import ChatError, EndpointError, OpenAIChat, Usage
+from fairtrial.chat import ChatError, EndpointError, OpenAIChat, Reply, Usage
 from fairtrial.errors import FairtrialError, InputError
 
 
@@ -395,21 +396,45 @@ def test_a_repair_without_an_answer_keeps_the_first_reply(server, chat, send):
 # Bad input
 
 
-@pytest.mark.parametrize("bad", [[{"role": "user"}], [], ["text"]])
+@pytest.mark.parametrize(
+    "bad",
+    [[{"role": "user"}], [], ["text"], None, 3, b"text", "half \ud800", [{"role": "user", "content": {1, 2}}]],
+)
 def test_a_prompt_that_is_none_is_named(chat, bad):
     with pytest.raises(InputError, match="prompt 1"):
         chat.complete_many(["fine", bad])
 
 
 def test_numbers_that_cannot_be_are_refused(server, chat):
-    for settings in ({"temperature": -1}, {"max_tokens": 0}):
+    for settings in ({"temperature": -1}, {"temperature": math.inf}, {"max_tokens": 0}, {"schema": dict}):
         with pytest.raises(InputError):
             chat.complete("a", **settings)
-    for settings in ({"concurrency": 0}, {"retries": -1}, {"timeout": 0}):
+    for settings in (
+        {"concurrency": 0},
+        {"retries": -1},
+        {"timeout": 0},
+        {"timeout": math.inf},
+        {"api_key": "schlüssel"},
+    ):
         with pytest.raises(InputError):
             OpenAIChat("m", base_url=server.url, **settings)
     with pytest.raises(InputError, match="one text"):
         chat.complete_many("text")
+
+
+def test_what_goes_wrong_with_one_request_costs_the_others_nothing(chat, monkeypatch):
+    once = OpenAIChat._once
+
+    def sometimes(self, request):
+        if "bad" in request.conversation:
+            raise RuntimeError("no such luck")
+        return once(self, request)
+
+    monkeypatch.setattr(OpenAIChat, "_once", sometimes)
+    good, bad = chat.complete_many(["fine", "bad"])
+    assert isinstance(good, Reply)
+    assert isinstance(bad, ChatError)
+    assert "RuntimeError: no such luck" in str(bad)
 
 
 def test_errors_cross_processes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -107,8 +108,10 @@ class Chat(ABC):
         """
         if isinstance(prompts, str):
             raise InputError("prompts is one text: give a list, or use complete")
-        if not temperature >= 0 or max_tokens < 1:
+        if not 0 <= temperature < math.inf or max_tokens < 1:
             raise InputError(f"temperature {temperature} must be 0 or more, max_tokens {max_tokens} 1 or more")
+        if schema is not None and not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+            raise InputError(f"schema {schema!r} is no class of pydantic's BaseModel")
         conversations = [as_messages(prompt, i) for i, prompt in enumerate(prompts)]
         if schema is not None:
             conversations = [instructed(messages, schema) for messages in conversations]

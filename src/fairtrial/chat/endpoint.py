@@ -6,6 +6,7 @@ stop asking. The client retries each request by itself; a thousand prompts to a 
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -90,8 +91,13 @@ class OpenAIChat(Chat):
             )
         if not base_url.startswith(("http://", "https://")):
             raise InputError(f"base_url {base_url!r} is no URL: it begins with http:// or https://")
-        if concurrency < 1 or retries < 0 or not timeout > 0:
-            raise InputError(f"concurrency {concurrency}, retries {retries}, timeout {timeout}: give 1, 0, > 0 or more")
+        if concurrency < 1 or retries < 0 or not 0 < timeout < math.inf:
+            raise InputError(
+                f"concurrency {concurrency}, retries {retries}, timeout {timeout}: give 1, 0 or more, and seconds"
+            )
+        key = api_key or os.environ.get(api_key_env) or "none"
+        if not (key.isascii() and key.isprintable()):
+            raise InputError(f"the key (api_key=, or the variable {api_key_env}) has characters no header can carry")
         super().__init__(cache)
         self.model = model
         self.base_url = base_url.rstrip("/")
@@ -99,7 +105,7 @@ class OpenAIChat(Chat):
         self.concurrency = concurrency
         self.retries = retries
         self.timeout = timeout
-        self._client = _client(self.base_url, api_key or os.environ.get(api_key_env) or "none", timeout)
+        self._client = _client(self.base_url, key, timeout)
         self._limit = "max_tokens"  # newer models of OpenAI want another name
         self._answered = False  # whether the endpoint has ever given a reply
 
@@ -137,7 +143,11 @@ class OpenAIChat(Chat):
         try:
             futures = {pool.submit(call.answer, request): request for request in requests}
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                try:
+                    outcome = future.result()
+                except Exception as error:  # whatever went wrong with one request costs the others nothing
+                    outcome = ChatError(f"{type(error).__name__}: {error}")
+                yield futures[future], outcome
         finally:  # also where the caller is interrupted
             call.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -143,9 +143,16 @@ def as_messages(prompt: Prompt, index: int = 0) -> list[dict[str, Any]]:
     >>> as_messages("Is 7 prime?")
     [{'role': 'user', 'content': 'Is 7 prime?'}]
     """
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    messages = list(prompt)
-    if not messages or any(not isinstance(one, Mapping) or not {"role", "content"} <= one.keys() for one in messages):
+    told: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if (
+        not isinstance(told, Sequence)
+        or not told
+        or any(not isinstance(one, Mapping) or not {"role", "content"} <= one.keys() for one in told)
+    ):
         raise InputError(f"prompt {index}: give text, or messages that each have a role and a content")
-    return [dict(message) for message in messages]
+    messages = [dict(message) for message in told]
+    try:
+        json.dumps(messages, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"prompt {index} cannot be sent: {error}") from None
+    return messages

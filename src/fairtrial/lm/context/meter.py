@@ -1,0 +1,183 @@
+"""What contexts do to a model's answers: a diagnosis of each, and a report of many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fairtrial.causal_lm.prompts import prompt_texts
+from fairtrial.errors import InputError, UnknownNameError
+from fairtrial.lm.context.answers import answer_vectors, checked_choices, generated_choices, joined, normalised
+from fairtrial.lm.context.geometry import TAU, VERDICTS, corrections
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Space = Literal["choices", "hidden", "generate"]
+
+
+class CorrectionMeter:
+    """Measures whether contexts correct a model too little, properly or too much.
+
+    Parameters
+    ----------
+    model, tokenizer
+        A causal language model of transformers.
+    space
+        Where answers are compared. "choices": probabilities over given choices; the squared error is the Brier score.
+        "generate": the choices are what the model itself answers. "hidden": the last hidden state at the answer's
+        position, against the mean of such states over contexts that state the answer; for analysis only.
+    tau
+        See :func:`~fairtrial.lm.context.geometry.corrections`.
+
+    Examples
+    --------
+    >>> from fairtrial.data.tiny import tiny_causal_lm
+    >>> meter = CorrectionMeter(*tiny_causal_lm())
+    >>> told = meter.diagnose("w4 w5", ["w7 w9", "w2 w2 w2"], choices=["w8", "w9", "w11"], answer="w9")
+    >>> told[["source", "verdict"]].shape
+    (2, 2)
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, space: Space = "choices", tau: float = TAU) -> None:
+        if space not in ("choices", "hidden", "generate"):
+            raise UnknownNameError("space", space, ["choices", "hidden", "generate"])
+        self.model, self.tokenizer, self.space, self.tau = model, tokenizer, space, tau
+
+    def diagnose(
+        self,
+        query: str,
+        contexts: Sequence[str],
+        *,
+        answer: str,
+        choices: Sequence[str] | None = None,
+        sources: Sequence[str] | None = None,
+        attention: bool = True,
+    ) -> pd.DataFrame:
+        """Return one row a context.
+
+        Parameters
+        ----------
+        query
+            The question.
+        contexts
+            n texts that may come before it.
+        answer
+            The true one; one of the choices.
+        choices
+            For ``space="choices"``.
+        sources
+            n names, such as "retrieved"; ``None`` = all "context".
+        attention
+            Also measure attention, one more pass a context.
+
+        Returns
+        -------
+        DataFrame with columns ``source``, ``cos``, ``rho``, ``verdict``, ``error_before``, ``error_after``,
+        ``efficiency``, ``harmful``, and with ``attention`` ``attention_mass`` and ``complementarity``.
+
+        Raises
+        ------
+        InputError
+            No context, an empty one, an answer that is no choice, a prompt beyond the window.
+        """
+        import pandas as pd
+
+        contexts = checked_contexts(contexts)
+        if sources is not None and len(sources) != len(contexts):
+            raise InputError(f"{len(sources)} sources for {len(contexts)} contexts: give one each")
+        y, truth = self._answers(query, contexts, answer, choices)
+        found = corrections(y[0], y[1:], truth, tau=self.tau)
+        table = pd.DataFrame(
+            {
+                "source": [*sources] if sources is not None else ["context"] * len(contexts),
+                "cos": found.cos,
+                "rho": found.rho,
+                "verdict": found.verdict,
+                "error_before": found.error_before,
+                "error_after": found.error_after,
+                "efficiency": found.efficiency,
+                "harmful": found.harmful,
+            }
+        )
+        if attention:
+            seen = [attention_features(self.model, self.tokenizer, query, context) for context in contexts]
+            table["attention_mass"] = [one[0] for one in seen]
+            table["complementarity"] = [one[1] for one in seen]
+        return table
+
+    def _answers(
+        self, query: str, contexts: list[str], answer: str, choices: Sequence[str] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return answers without and with contexts (1 + n, C), and the truth (C,)."""
+        prompts = [query, *(joined(query, context) for context in contexts)]
+        if self.space == "hidden":
+            from fairtrial.causal_lm.hidden import hidden_states
+            from fairtrial.causal_lm.layout import find_blocks
+
+            last = len(find_blocks(self.model)[1]) - 1
+            stated = [joined(query, f"{lead} {answer}.") for lead in ("The answer is", "It is", "Surely it is")]
+            texts = prompt_texts(self.tokenizer, [*prompts, *stated])
+            ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            H = hidden_states(self.model, ids, [last], pooling="last")[:, 0].double().cpu().numpy()
+            return H[: len(prompts)], H[len(prompts) :].mean(0)
+        if self.space == "generate":
+            choices = [
+                *{normalised(c): c for c in [answer, *generated_choices(self.model, self.tokenizer, prompts)]}.values()
+            ]
+        if choices is None:
+            raise InputError('space="choices" needs choices=, or take space="generate"')
+        names = [normalised(choice) for choice in checked_choices(choices)]
+        if normalised(answer) not in names:
+            raise InputError(f"the answer {answer!r} is not among the {len(names)} choices")
+        truth = np.eye(len(names))[names.index(normalised(answer))]
+        return answer_vectors(self.model, self.tokenizer, prompts, choices), truth
+
+    def report(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return shares of verdicts, of harm and mean efficiency by source, of concatenated diagnoses.
+
+        The columns ``cos`` and ``rho`` of the rows are the figure: contexts below the line rho = 2 cos help.
+        """
+        import pandas as pd
+
+        missing = {"source", "verdict", "harmful", "efficiency"} - set(rows)
+        if missing:
+            raise InputError(f"rows: no column {sorted(missing)[0]!r}: give what diagnose returns")
+        shares = pd.crosstab(rows["source"], rows["verdict"], normalize="index").reindex(
+            columns=[*VERDICTS], fill_value=0.0
+        )
+        grouped = rows.groupby("source")
+        return shares.assign(
+            harmful=grouped["harmful"].mean(), efficiency=grouped["efficiency"].mean(), n=grouped.size()
+        ).rename_axis(columns=None)
+
+
+def checked_contexts(contexts: Sequence[str]) -> list[str]:
+    """Return contexts as a list; refuse none and empty ones."""
+    if isinstance(contexts, str) or not len(contexts):
+        raise InputError("contexts: give a list of at least one text")
+    for i, context in enumerate(contexts):
+        if not isinstance(context, str) or not context.strip():
+            raise InputError(f"context {i} is empty or not a text")
+    return [*contexts]
+
+
+def attention_features(model: Any, tokenizer: Any, query: str, context: str) -> tuple[float, float]:
+    """Return attention mass on a context and its complementarity; see :mod:`fairtrial.lm.context.attention`."""
+    from fairtrial.lm.context.attention import attention_to
+
+    ids, span = context_span(tokenizer, query, context)
+    found, _ = attention_to(model, ids, span)
+    return found.mass, found.complementarity
+
+
+def context_span(tokenizer: Any, query: str, context: str) -> tuple[list[int], tuple[int, int]]:
+    """Return the tokens of a prompt, and where in it the context's begin and end."""
+    (text,) = prompt_texts(tokenizer, [joined(query, context)])
+    begin = text.index(context.strip())
+    end = begin + len(context.strip())
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    inside = [i for i, (a, b) in enumerate(found["offset_mapping"]) if a < end and b > begin and b > a]
+    return found["input_ids"], (inside[0], inside[-1] + 1)

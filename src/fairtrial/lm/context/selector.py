@@ -1,0 +1,245 @@
+"""Selecting contexts without labels: by the error change they would make if the consensus were true."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fairtrial.errors import InputError, UnknownNameError
+from fairtrial.lm.context.answers import answer_vectors, checked_choices, generated_choices, joined, normalised
+from fairtrial.lm.context.meter import attention_features, checked_contexts
+
+BETA, GAMMA = 0.25, 2.0
+FEWEST = 3  # contexts for a consensus
+LABELLED = 50  # queries to fit on
+By = Literal["consensus", "window"]
+
+
+def consensus(before: np.ndarray, after: np.ndarray, *, beta: float = BETA, gamma: float = GAMMA) -> np.ndarray:
+    """Return what contexts agree on, (C,): t prop. to (mean_k y(q, z_k) y(q)^beta)^gamma.
+
+    Parameters
+    ----------
+    before
+        (C,) probabilities without context: a prior of weight ``beta``.
+    after
+        (n, C) probabilities with each context.
+    gamma
+        Sharpening.
+    """
+    with np.errstate(divide="ignore"):
+        log_t = gamma * (np.log(after.mean(0)) + beta * np.log(before))
+    t = np.exp(log_t - log_t.max())
+    return t / t.sum()
+
+
+def predicted_changes(before: np.ndarray, after: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return |y(q, z) - t|^2 - |y(q) - t|^2 of each context, (n,): below 0 it helps."""
+    return np.square(after - truth).sum(1) - np.square(before - truth).sum()
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What was selected.
+
+    Attributes
+    ----------
+    indices : list of int, contexts to use, the best first; empty = better none.
+    scores : (n,) predicted change of the squared error, below 0 where a context helps.
+    agreement : probability of the answer the contexts agree on most.
+    reason : a sentence.
+    """
+
+    indices: list[int]
+    scores: np.ndarray
+    agreement: float
+    reason: str
+
+
+class ProperCorrectionSelector:
+    """Chooses the contexts that should correct a model properly, or none.
+
+    Parameters
+    ----------
+    model, tokenizer
+        A causal language model of transformers.
+    k
+        Contexts to choose at most.
+    beta, gamma
+        See :func:`consensus`; :meth:`fit` sets them from labelled queries.
+    by
+        "consensus": by what all candidates agree on. "window": by attention to the context and the length of the
+        correction, neither too little nor too much, as :meth:`fit` learnt it.
+    deduplicate
+        Count contexts of equal text once in the consensus.
+
+    Examples
+    --------
+    >>> from fairtrial.data.tiny import tiny_causal_lm
+    >>> selector = ProperCorrectionSelector(*tiny_causal_lm())
+    >>> chosen = selector.select("w4 w5", ["w7 w9", "w2 w2", "w3 w9"], choices=["w8", "w9", "w11"])
+    >>> len(chosen.scores)
+    3
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        k: int = 1,
+        beta: float = BETA,
+        gamma: float = GAMMA,
+        by: By = "consensus",
+        deduplicate: bool = True,
+    ) -> None:
+        if k < 1 or beta < 0 or not gamma > 0:
+            raise InputError("k must be at least 1, beta 0 or more, gamma positive")
+        if by not in ("consensus", "window"):
+            raise UnknownNameError("by", by, ["consensus", "window"])
+        self.model, self.tokenizer, self.k = model, tokenizer, k
+        self.beta, self.gamma, self.by, self.deduplicate = beta, gamma, by, deduplicate
+        self._window: Any = None
+
+    # ----------------------------------------------------------------------------------------------------------- choice
+
+    def select(self, query: str, contexts: Sequence[str], *, choices: Sequence[str] | None = None) -> Selection:
+        """Return which contexts to put before a query.
+
+        Parameters
+        ----------
+        query
+            The question.
+        contexts
+            At least three for a consensus.
+        choices
+            Answers it may have; ``None`` = what the model itself answers with and without the contexts.
+
+        Raises
+        ------
+        InputError
+            Fewer than three contexts, empty ones, choices that are none, prompts beyond the window.
+        """
+        contexts = checked_contexts(contexts)
+        if self.by == "consensus" and len(contexts) < FEWEST:
+            raise InputError(
+                f"{len(contexts)} contexts: a consensus needs at least {FEWEST}; give more, or by='window'"
+            )
+        before, after, names = self._answers(query, contexts, choices)
+        t = self._consensus(before, after, contexts)
+        if self.by == "window":
+            scores = self._foretell(self._features(query, contexts, before, after))
+        else:
+            scores = predicted_changes(before, after, t)
+        order = [int(i) for i in np.argsort(scores, kind="stable") if scores[i] < 0][: self.k]
+        best = names[int(t.argmax())]
+        if order:
+            reason = f"context {order[0]} should lower the squared error by {-scores[order[0]]:.3g}"
+        else:
+            reason = f"no context should lower the error: the best would change it by {scores.min():+.3g}"
+        return Selection(order, scores, float(t.max()), f"{reason} (the contexts agree on {best!r}, {t.max():.2f})")
+
+    def rerank(self, query: str, docs: Sequence[Any], *, choices: Sequence[str] | None = None) -> list[Any]:
+        """Return documents in order, the most helpful first; each is a text or has ``page_content`` or ``text``."""
+        texts = [text_of(doc) for doc in docs]
+        scores = self.select(query, texts, choices=choices).scores
+        return [docs[i] for i in np.argsort(scores, kind="stable")]
+
+    def _answers(
+        self, query: str, contexts: list[str], choices: Sequence[str] | None
+    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        prompts = [query, *(joined(query, context) for context in contexts)]
+        names = generated_choices(self.model, self.tokenizer, prompts) if choices is None else checked_choices(choices)
+        y = answer_vectors(self.model, self.tokenizer, prompts, names)
+        return y[0], y[1:], names
+
+    def _consensus(self, before: np.ndarray, after: np.ndarray, contexts: Sequence[str]) -> np.ndarray:
+        if self.deduplicate:
+            after = after[[contexts.index(context) for context in dict.fromkeys(contexts)]]
+        return consensus(before, after, beta=self.beta, gamma=self.gamma)
+
+    # -------------------------------------------------------------------------------------------------------------- fit
+
+    def fit(
+        self,
+        queries: Sequence[str],
+        contexts: Sequence[Sequence[str]],
+        answers: Sequence[str],
+        *,
+        choices: Sequence[str] | Sequence[Sequence[str]],
+    ) -> ProperCorrectionSelector:
+        """Learn beta and gamma, and with ``by="window"`` the window, from at least 50 labelled queries.
+
+        Parameters
+        ----------
+        queries, answers
+            n questions and their true answers.
+        contexts
+            n lists.
+        choices
+            One list for all, or n lists.
+        """
+        if not len(queries) == len(contexts) == len(answers) or len(queries) < LABELLED:
+            raise InputError(
+                f"{len(queries)} queries, {len(contexts)} lists of contexts, {len(answers)} answers: give as many of "
+                f"each, at least {LABELLED}"
+            )
+        each = [choices] * len(queries) if isinstance(choices[0], str) else choices
+        read = []
+        for query, given, answer, names in zip(queries, contexts, answers, each, strict=True):
+            before, after, names = self._answers(query, checked_contexts(given), names)  # type: ignore[arg-type]
+            known = [normalised(name) for name in names]
+            if normalised(answer) not in known:
+                raise InputError(f"the answer {answer!r} of {query!r} is not among its choices")
+            read.append((before, after, np.eye(len(names))[known.index(normalised(answer))]))
+
+        def brier(beta: float, gamma: float) -> float:
+            total = 0.0
+            for before, after, truth in read:
+                t = consensus(before, after, beta=beta, gamma=gamma)
+                change = predicted_changes(before, after, t)
+                y = after[change.argmin()] if change.min() < 0 else before
+                total += float(np.square(y - truth).sum())
+            return total / len(read)
+
+        grid = itertools.product((0.0, 0.25, 0.5, 1.0), (1.0, 1.5, 2.0, 3.0, 4.0))
+        self.beta, self.gamma = min(grid, key=lambda pair: brier(*pair))
+        if self.by == "window":
+            from sklearn.linear_model import RidgeCV
+            from sklearn.pipeline import make_pipeline
+            from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+            features = [
+                self._features(query, [*given], before, after)
+                for query, given, (before, after, _) in zip(queries, contexts, read, strict=True)
+            ]
+            changes = [predicted_changes(before, after, truth) for before, after, truth in read]
+            self._window = make_pipeline(
+                StandardScaler(), PolynomialFeatures(2, include_bias=False), RidgeCV(np.logspace(-3, 3, 7))
+            ).fit(np.concatenate(features), np.concatenate(changes))
+        return self
+
+    def _features(self, query: str, contexts: Sequence[str], before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Return logs of attention mass, complementarity and length of the correction, (n, 3)."""
+        seen = np.array([attention_features(self.model, self.tokenizer, query, context) for context in contexts])
+        size = np.linalg.norm(after - before, axis=1)
+        return np.log(np.column_stack([seen, size]) + 1e-6)
+
+    def _foretell(self, features: np.ndarray) -> np.ndarray:
+        if self._window is None:
+            raise InputError('by="window" must be fitted first: call fit with labelled queries')
+        return self._window.predict(features)
+
+
+def text_of(doc: Any) -> str:
+    """Return a document's text: itself, its ``page_content`` or its ``text``."""
+    if isinstance(doc, str):
+        return doc
+    for name in ("page_content", "text"):
+        if isinstance(value := getattr(doc, name, None), str):
+            return value
+    raise InputError(f"{type(doc).__name__} is no text and has neither page_content nor text")

@@ -1,0 +1,157 @@
+"""The exact condition, the attention identity, answer vectors."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairtrial.causal_lm.likelihood import next_token_log_probs
+from fairtrial.data.tiny import tiny_causal_lm
+from fairtrial.errors import InputError
+from fairtrial.lm.context import attention_to, corrections, tempered_logits
+from fairtrial.lm.context.answers import answer_vectors, first_tokens, joined, normalised, softmax
+from fairtrial.lm.context.attention import split_attention
+from fairtrial.lm.context.meter import context_span
+
+
+@given(st.integers(0, 500))
+def test_the_error_changes_as_the_law_says(seed):
+    rng = np.random.default_rng(seed)
+    y0, truth, y = rng.standard_normal(5), rng.standard_normal(5), rng.standard_normal((20, 5))
+    found = corrections(y0, y, truth)
+    change = found.error_before * (found.rho**2 - 2 * found.rho * found.cos)
+    np.testing.assert_allclose(found.error_after - found.error_before, change, atol=1e-6)
+    np.testing.assert_array_equal(found.harmful, found.error_after >= found.error_before)
+    assert (found.efficiency <= found.cos**2 + 1e-9).all()
+    helps = (found.rho > 0) & (found.rho < 2 * found.cos)
+    np.testing.assert_array_equal(helps, found.error_after < found.error_before)
+
+
+def test_verdicts_along_the_way_back():
+    y0, truth = np.array([0.7, 0.3]), np.array([1.0, 0.0])
+    e0 = y0 - truth
+    steps = np.array([0, 0.5, 1, 1.2, 1.5, 2, 3, -0.5])
+    found = corrections(y0, y0 - steps[:, None] * e0, truth)
+    assert found.verdict.tolist() == ["UNDER", "UNDER", "PROPER", "PROPER", "OVERSHOOT", "OVER", "OVER", "MISDIRECTED"]
+    assert np.isnan(found.cos[0])
+    assert found.rho[0] == 0
+    np.testing.assert_allclose(found.rho[1:], np.abs(steps[1:]))
+    assert found.efficiency[2] == pytest.approx(1)
+    assert found.error_after[5] == pytest.approx(found.error_before[5])
+
+
+def test_bad_answer_vectors_are_refused():
+    for before, after, truth, tau in (
+        (np.ones(2), np.ones(2), np.ones(2), 0.25),
+        (np.ones(3), np.ones((1, 2)), np.ones(2), 0.25),
+        (np.ones(2), np.full((1, 2), np.nan), np.ones(2), 0.25),
+        (np.ones(2), np.ones((1, 2)), np.ones(2), 1.0),
+    ):
+        with pytest.raises(InputError):
+            corrections(before, after, truth, tau=tau)
+
+
+@given(st.integers(0, 200), st.floats(0.05, 20))
+def test_attention_splits_into_context_and_query(seed, g):
+    rng = torch.Generator().manual_seed(seed)
+    H, T, e = 3, 9, 4
+    q, k, v = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((H, e), (H, T, e), (H, T, e)))
+    context = torch.arange(T) < 5
+    scores = torch.einsum("he,hte->ht", q, k) * 0.5
+    whole = torch.einsum("ht,hte->he", scores.softmax(1), v)
+    pi, inside, outside = split_attention(q, k, v, context, scale=0.5)
+    torch.testing.assert_close((1 - pi)[:, None] * outside + pi[:, None] * inside, whole, atol=1e-12, rtol=0)
+    tempered, _, _ = split_attention(q, k, v, context, scale=0.5, temper=g)
+    torch.testing.assert_close(tempered, g * pi / (1 - pi + g * pi), atol=1e-12, rtol=0)
+
+
+def model_of(family):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if family == "llama":
+        return tiny_causal_lm(layers=4)[0]
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
+    if family == "qwen2":
+        small["num_key_value_heads"] = 2
+    if family == "gpt2":
+        small = {"n_embd": 32, "n_layer": 4, "n_head": 4}
+    config = AutoConfig.for_model(family, vocab_size=64, bos_token_id=0, eos_token_id=1, pad_token_id=0, **small)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "phi"])
+def test_attention_is_what_the_eager_model_reports(family):
+    model, ids, span = model_of(family), [5, 6, 7, 8, 9, 10, 11], (1, 4)
+    found, logits = attention_to(model, ids, span)
+    with torch.no_grad():
+        plain = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1]
+        before = model.config._attn_implementation
+        model.set_attn_implementation("eager")
+        weights = model(torch.tensor([ids]), output_attentions=True).attentions
+        model.set_attn_implementation(before)
+    assert torch.equal(logits, plain)  # a temper of 1 changes no bit
+    mass = torch.stack([weights[layer][0, :, -1, 1:4].sum(-1).mean() for layer in (1, 2)]).mean()
+    assert found.mass == pytest.approx(float(mass), abs=1e-5)
+    assert found.complementarity > 0
+    down, up = (attention_to(model, ids, span, temper=g)[0].mass for g in (0.1, 10.0))
+    assert down < found.mass < up
+
+
+def test_a_context_that_is_turned_off_is_as_if_masked():
+    model, _ = tiny_causal_lm(layers=3)
+    ids, span = [5, 6, 7, 8, 9, 10], (0, 3)
+    off = tempered_logits(model, ids, span, 1e-30)
+    mask = torch.full((6, 6), float("-inf")).triu(1)
+    mask[3:, :3] = float("-inf")
+    with torch.no_grad():
+        masked = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -1]
+    torch.testing.assert_close(off, masked, atol=1e-5, rtol=1e-4)
+    for context, temper in (((0, 0), 1.0), ((0, 6), 1.0), ((4, 9), 1.0), ((0, 3), 0.0)):
+        with pytest.raises(InputError, match="give a part"):
+            attention_to(model, ids, context, temper=temper)
+
+
+def test_the_contexts_tokens_are_found():
+    _, tokenizer = tiny_causal_lm()
+    ids, span = context_span(tokenizer, "w4 w5", "w7 w8 w9")
+    assert ids[span[0] : span[1]] == [7, 8, 9]
+
+
+def test_answers_by_first_token_and_by_whole_choices():
+    model, tokenizer = tiny_causal_lm()
+    prompts = ["w4 w5", "w9 w2 w7"]
+    y = answer_vectors(model, tokenizer, prompts, ["w7", "w8 w3", "w9"])
+    log_p = next_token_log_probs(model, [tokenizer(p)["input_ids"] for p in prompts])[:, [7, 8, 9]]
+    np.testing.assert_allclose(y, log_p.double().softmax(1).numpy(), atol=1e-6)
+    np.testing.assert_allclose(y.sum(1), 1)
+    again = answer_vectors(model, tokenizer, prompts, ["w9", "w7", "w8 w3"])
+    np.testing.assert_allclose(again, y[:, [2, 0, 1]], atol=1e-6)
+    alone = np.concatenate([answer_vectors(model, tokenizer, [p], ["w7", "w8 w3", "w9"]) for p in prompts])
+    np.testing.assert_allclose(alone, y, atol=1e-4)
+    assert first_tokens(tokenizer, ["w7 w8", "w7 w9"]) is None
+    collided = answer_vectors(model, tokenizer, prompts, ["w7 w8", "w7 w9"])
+    with torch.no_grad():
+        logits = model(torch.tensor([tokenizer("w4 w5 w7")["input_ids"]])).logits[0, -1].log_softmax(-1)
+    np.testing.assert_allclose(collided[0], softmax(logits[None, [8, 9]].double().numpy() / 2)[0], atol=1e-5)
+
+
+def test_choices_that_are_none_are_refused():
+    model, tokenizer = tiny_causal_lm()
+    for choices, word in (
+        (["w7"], "at least two"),
+        ("w7 w8", "at least two"),
+        (["w7", " "], "at least two"),
+        (["w7.", "W7"], "the same"),
+    ):
+        with pytest.raises(InputError, match=word):
+            answer_vectors(model, tokenizer, ["w4"], choices)
+    with pytest.raises(InputError, match="prompt 1 has 600 tokens"):
+        answer_vectors(model, tokenizer, ["w4", " ".join(["w4"] * 600)], ["w7", "w8"])
+    assert normalised(" N'Djamena. ") == "ndjamena"
+    assert joined("q", None) == "q"
+    scores = np.log([[0.1, 0.2, 0.7]])
+    np.testing.assert_allclose(softmax(scores + 3), softmax(scores))
+    uniform = np.full((1, 5), 0.2)
+    assert corrections(uniform[0], uniform, np.eye(5)[0]).error_before[0] == pytest.approx(1 - 1 / 5)

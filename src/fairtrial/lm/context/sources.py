@@ -13,9 +13,12 @@ from fairtrial.lm.context.answers import normalised
 from fairtrial.seeds import generator
 
 RELATIONS = {
-    "capital-world": ("The capital of {b} is", "The capital of {b} is {a}."),
-    "city-in-state": ("The city of {a} is in the state of", "The city of {a} is in the state of {b}."),
-    "gram6-nationality-adjective": ("The adjective of nationality for {a} is", "The adjective for {a} is {b}."),
+    "capital-world": ("What is the capital of {b}? Answer by its name only.", "The capital of {b} is {a}."),
+    "city-in-state": ("In which state is the city of {a}? Answer by its name only.", "The city of {a} is in {b}."),
+    "gram6-nationality-adjective": (
+        "What is the adjective of nationality for {a}? Answer by one word only.",
+        "The adjective of nationality for {a} is {b}.",
+    ),
 }
 
 
@@ -82,7 +85,7 @@ def queries_of(relation: str, tokenizer: Any, count: int, pool: Sequence[str]) -
         wrong = picked[0][2]
         contexts = (
             shots[0], "\n".join(shots[1:4]), "\n".join(shots[4:12]), "\n".join(far[:3]), *retrieved,
-            f"Earlier I was asked: {picked[20][0]} what? I answered: {picked[20][2]}.",
+            f"Earlier I was asked: {picked[20][0]} I answered: {picked[20][2]}.",
             f"{wrong}! {wrong}! It is {wrong}, surely {wrong}!",
         )  # fmt: skip
         queries.append(

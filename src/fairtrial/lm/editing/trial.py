@@ -330,7 +330,7 @@ def parts(params: EditingParams) -> tuple[Part, ...]:
                 "C2",
                 "Its edited weights have grown less in norm.",
                 difference("anchored", "plain", "weight_ratio"),
-                below=0,
+                above=0,
             ),
             all_of(
                 "C3",

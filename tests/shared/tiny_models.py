@@ -10,16 +10,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 VOCAB = 300
 
 
-def build(kind: str, *, seed: int | None = None, **changes: Any) -> Any:
-    """A random model of two small blocks, with grouped-query heads and head widths of its own where the kind allows."""
+def build(kind: str, *, seed: int | None = None, layers: int = 2, **changes: Any) -> Any:
+    """A random model of ``layers`` small blocks, with grouped-query heads and widths of its own where it can."""
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
     if kind == "gpt2":
-        sizes |= {"n_embd": 16, "n_inner": 24, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        sizes |= {"n_embd": 16, "n_inner": 24, "n_layer": layers, "n_head": 4, "n_positions": 64}
     elif kind == "opt":
-        sizes |= {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 24, "num_hidden_layers": 2}
+        sizes |= {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 24, "num_hidden_layers": layers}
         sizes |= {"num_attention_heads": 4, "max_position_embeddings": 64}
     else:
-        sizes |= {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+        sizes |= {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers, "num_attention_heads": 4}
         sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
     if kind in ("mixtral", "qwen2_moe", "qwen3_moe"):
         experts = {"qwen2_moe": "num_experts", "qwen3_moe": "num_experts", "mixtral": "num_local_experts"}[kind]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,24 +67,9 @@ def test_attention_splits_into_context_and_query(seed, g):
     torch.testing.assert_close(tempered, g * pi / (1 - pi + g * pi), atol=1e-12, rtol=0)
 
 
-def model_of(family):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if family == "llama":
-        return tiny_causal_lm(layers=4)[0]
-    torch.manual_seed(0)
-    small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
-    if family == "qwen2":
-        small["num_key_value_heads"] = 2
-    if family == "gpt2":
-        small = {"n_embd": 32, "n_layer": 4, "n_head": 4}
-    config = AutoConfig.for_model(family, vocab_size=64, bos_token_id=0, eos_token_id=1, pad_token_id=0, **small)
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "phi"])
 def test_attention_is_what_the_eager_model_reports(family):
-    model, ids, span = model_of(family), [5, 6, 7, 8, 9, 10, 11], (1, 4)
+    model, ids, span = tiny_models.build(family, layers=4), [5, 6, 7, 8, 9, 10, 11], (1, 4)
     found, logits = attention_to(model, ids, span)
     with torch.no_grad():
         plain = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1]

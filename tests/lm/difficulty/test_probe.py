@@ -2,6 +2,7 @@ import warnings
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,16 +178,7 @@ def test_a_probe_is_saved_with_its_model(tmp_path, tiny):
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "phi"])
 def test_any_known_family_is_read(family):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
-    if family == "qwen2":
-        small["num_key_value_heads"] = 2
-    if family == "gpt2":
-        small = {"n_embd": 32, "n_layer": 4, "n_head": 4}
-    config = AutoConfig.for_model(family, vocab_size=64, bos_token_id=0, eos_token_id=1, pad_token_id=0, **small)
-    probe = DifficultyProbe(AutoModelForCausalLM.from_config(config).eval(), tiny_causal_lm()[1])
+    probe = DifficultyProbe(tiny_models.build(family, layers=4, vocab_size=64), tiny_causal_lm()[1])
     easy, hard = probe.fit(EASY + HARD, [0] * 8 + [1] * 8).predict(["w40 w2", "w40 w9"])
     assert hard > easy
 

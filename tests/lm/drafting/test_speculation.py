@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import tiny_models
 import torch
 from scipy.stats import chisquare
 
@@ -85,16 +86,7 @@ def test_a_text_that_ends_stops_at_its_end(tiny):
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "phi"])
 def test_other_families_decode_losslessly(family):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
-    if family == "qwen2":
-        small["num_key_value_heads"] = 2
-    if family == "gpt2":
-        small = {"n_embd": 32, "n_layer": 4, "n_head": 4}
-    config = AutoConfig.for_model(family, vocab_size=64, bos_token_id=0, eos_token_id=None, pad_token_id=0, **small)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = tiny_models.build(family, layers=4, vocab_size=64, eos_token_id=None)
     ids = torch.tensor([[5, 7, 9]])
     whole = plain(model, ids, 13)
     for drafter in (BlockDrafter.for_target(model, block_size=3), Oracle(whole[0], 64)):

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import tiny_models
 import torch
 
 from fairtrial.causal_lm.likelihood import token_log_likelihoods
@@ -140,16 +141,7 @@ def test_solving_keeps_gradients_modes_and_weights(tiny, texts, edits):
 
 
 def other(family):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    small = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
-    if family == "qwen2":
-        small["num_key_value_heads"] = 2
-    if family == "gpt2":
-        small = {"n_embd": 32, "n_layer": 3, "n_head": 4}
-    config = AutoConfig.for_model(family, vocab_size=64, bos_token_id=0, eos_token_id=1, pad_token_id=0, **small)
-    return AutoModelForCausalLM.from_config(config).eval(), tiny_causal_lm()[1]
+    return tiny_models.build(family, layers=3, vocab_size=64), tiny_causal_lm()[1]
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "phi"])

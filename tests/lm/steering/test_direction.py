@@ -1,6 +1,7 @@
 import sys
 
 import pytest
+import tiny_models
 import torch
 
 from fairtrial.data.tiny import tiny_causal_lm
@@ -85,23 +86,7 @@ def test_steering_generated_tokens_leaves_the_prompt_alone(direction, tiny):
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "phi"])
 def test_any_known_family_can_be_steered(family):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    small = {
-        "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4},
-        "other": {
-            "hidden_size": 32,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 48,
-        },
-    }
-    config = AutoConfig.for_model(
-        family, vocab_size=64, bos_token_id=0, eos_token_id=1, pad_token_id=0, **small.get(family, small["other"])
-    )
-    model, tokenizer = AutoModelForCausalLM.from_config(config).eval(), tiny_causal_lm()[1]
+    model, tokenizer = tiny_models.build(family, layers=3, vocab_size=64), tiny_causal_lm()[1]
     space = AnchorSpace([f"w{i} w{63 - i}" for i in range(2, 22)])
     space.add("m", model, tokenizer)
     space.add_direction("m", "axis", contrastive_direction(model, tokenizer, POSITIVE, NEGATIVE))

@@ -47,3 +47,19 @@ def check_named(name: str, *, device: str = "cpu") -> None:
         raise InputError(f"model={name}: no such file or folder")
     else:
         sample_path(find_sample(name).name)
+
+
+def check_text_named(text: str) -> None:
+    """Refuse what is neither "wikipedia" (the sample), "tiny", nor a file or folder.
+
+    Raises
+    ------
+    InputError
+        No such file or folder.
+    MissingSampleError
+        The sample has not been fetched.
+    """
+    if text == "wikipedia":
+        sample_path("wikipedia-articles")
+    elif text != "tiny" and not Path(text).exists():
+        raise InputError(f"text={text}: no such file or folder")

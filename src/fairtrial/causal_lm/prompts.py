@@ -46,6 +46,17 @@ def prompt_texts(
     return [start + "\n\n".join([*parts, question]) for question in questions]
 
 
+def following(tokenizer: Any, answers: Sequence[str]) -> list[str]:
+    """Return answers as they follow what :func:`prompt_texts` gives: after a space where no turn's header comes before.
+
+    >>> from fairtrial.data.tiny import tiny_causal_lm
+    >>> following(tiny_causal_lm()[1], ["w2"])
+    [' w2']
+    """
+    before = "" if getattr(tokenizer, "chat_template", None) else " "
+    return [before + answer for answer in answers]
+
+
 def _adds_bos(tokenizer: Any) -> bool:
     """Return whether the tokenizer puts its start token before a text."""
     ids = tokenizer("a")["input_ids"]

@@ -10,7 +10,7 @@ import torch
 
 from fairtrial.causal_lm.capture import evaluation_mode
 from fairtrial.causal_lm.likelihood import choice_scores, next_token_log_probs
-from fairtrial.causal_lm.prompts import prompt_texts
+from fairtrial.causal_lm.prompts import following, prompt_texts
 from fairtrial.errors import InputError
 
 JOIN = "\n\n"  # between a context and the query
@@ -64,7 +64,7 @@ def answer_vectors(model: Any, tokenizer: Any, prompts: Sequence[str], choices: 
     """
     choices = checked_choices(choices)
     texts = prompt_texts(tokenizer, prompts)
-    answers = choices if getattr(tokenizer, "chat_template", None) else [f" {choice}" for choice in choices]
+    answers = following(tokenizer, choices)
     ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     window = getattr(model.config, "max_position_embeddings", None)
     longest = max(len(row) for row in tokenizer(answers, add_special_tokens=False)["input_ids"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fairtrial.causal_lm.prompts import following
 from fairtrial.lm.context.answers import normalised
 from fairtrial.seeds import generator
 
@@ -28,7 +29,6 @@ class Query:
 
     question: str
     answer: str
-    subject: str
     contexts: tuple[str, ...]
     sources: tuple[str, ...]
 
@@ -40,7 +40,7 @@ def sentences(articles: Sequence[str]) -> list[str]:
 
 
 def facts_of(relation: str) -> list[tuple[str, str, str]]:
-    """Return (question, statement, answer) of a relation's pairs; the subject is what is asked about."""
+    """Return (question, statement, answer) of a relation's pairs."""
     from fairtrial.data.facts import word_relations
 
     question, statement = RELATIONS[relation]
@@ -53,9 +53,10 @@ def facts_of(relation: str) -> list[tuple[str, str, str]]:
 
 def distinct_first(tokenizer: Any, answers: Sequence[str]) -> list[str]:
     """Return the answers no other begins like, so that one pass scores them all."""
-    spaced = answers if getattr(tokenizer, "chat_template", None) else [f" {answer}" for answer in answers]
     kept: dict[int, str] = {}
-    for answer, ids in zip(answers, tokenizer(list(spaced), add_special_tokens=False)["input_ids"], strict=True):
+    for answer, ids in zip(
+        answers, tokenizer(following(tokenizer, answers), add_special_tokens=False)["input_ids"], strict=True
+    ):
         kept.setdefault(ids[0], answer)
     return [*kept.values()]
 
@@ -90,7 +91,7 @@ def queries_of(relation: str, tokenizer: Any, count: int, pool: Sequence[str]) -
         )  # fmt: skip
         queries.append(
             Query(
-                question, answer, question, contexts,
+                question, answer, contexts,
                 ("1 example", "3 examples", "8 examples", "other examples", "retrieved", "retrieved", "neighbour",
                  "competitor"),
             )
@@ -106,7 +107,7 @@ def tiny_queries(count: int) -> tuple[list[Query], list[str]]:
     for _ in range(count):
         words = [f"w{i}" for i in rng.integers(2, 40, 14)]
         contexts = tuple(" ".join(words[i : i + 3]) for i in range(0, 8, 2))
-        found.append(Query(" ".join(words[8:]), str(rng.choice(choices)), words[8], contexts, ("a", "a", "b", "b")))
+        found.append(Query(" ".join(words[8:]), str(rng.choice(choices)), contexts, ("a", "a", "b", "b")))
     return found, choices
 
 

@@ -93,7 +93,7 @@ def own_queries(params: ContextParams) -> dict[str, list[tuple[Query, list[str]]
         except InputError as error:
             raise InputError(f"queries={params.queries}: query {number}: {error}") from None
         sources = tuple(map(str, row.get("sources") or ["context"] * len(contexts)))
-        query = Query(row["query"], answer, row["query"], tuple(contexts), sources)
+        query = Query(row["query"], answer, tuple(contexts), sources)
         found.setdefault(str(row.get("relation", "own")), []).append((query, choices))
     return found
 

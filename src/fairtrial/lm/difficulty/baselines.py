@@ -14,11 +14,6 @@ from fairtrial.causal_lm.likelihood import choice_scores, next_token_log_probs, 
 from fairtrial.seeds import generator
 
 
-def prompt_length(ids: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the prompts' lengths in tokens, (n,)."""
-    return np.array([len(row) for row in ids], float)
-
-
 def prompt_perplexity(model: Any, ids: Sequence[Sequence[int]]) -> np.ndarray:
     """Return the mean surprise of the model at each prompt, (n,), in nats a token."""
     return np.array([-row.double().mean().item() for row in token_log_likelihoods(model, ids)])

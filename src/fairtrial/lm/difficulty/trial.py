@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairtrial.causal_lm.named import DESCRIPTION, check_named, load_named
 from fairtrial.errors import InputError
 from fairtrial.seeds import generator
 from fairtrial.trial.declare import (
@@ -48,9 +49,7 @@ class DifficultyParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: Annotated[str, Input()] = Field(
-        "smollm2-135m", description="a sample, 'tiny' (random, for tests), a save_pretrained folder or a .gguf file"
-    )
+    model: Annotated[str, Input()] = Field("smollm2-135m", description=DESCRIPTION)
     problems: Annotated[str, Input()] = Field(
         "families",
         description="'families' (arithmetic, facts, words), 'tiny', or a .jsonl file whose rows have 'prompt', "
@@ -76,14 +75,7 @@ class DifficultyParams(BaseModel):
 @stage(keep=True)
 def loaded(stages: Any, params: DifficultyParams) -> tuple[Any, Any]:
     """Load the model and its tokenizer, once a worker."""
-    from fairtrial.causal_lm.loading import load
-    from fairtrial.data.samples import cache_folder, sample_path
-    from fairtrial.data.tiny import tiny_causal_lm
-
-    if params.model == "tiny" and not Path("tiny").exists():
-        return tiny_causal_lm(layers=5)
-    path = Path(params.model) if Path(params.model).exists() else sample_path(params.model)
-    return load(path, device=params.device, cache=cache_folder() / "models")
+    return load_named(params.model, device=params.device, tiny_layers=5)
 
 
 def problems_of_family(family: str, params: DifficultyParams) -> list[Problem]:
@@ -110,7 +102,7 @@ def read(stages: Any, family: str, params: DifficultyParams) -> dict[str, Any]:
     import numpy as np
 
     from fairtrial.causal_lm.likelihood import choice_scores
-    from fairtrial.causal_lm.prompts import prompt_texts
+    from fairtrial.causal_lm.prompts import following, prompt_texts
     from fairtrial.lm.difficulty import baselines
     from fairtrial.lm.difficulty.probe import DifficultyProbe
 
@@ -130,7 +122,7 @@ def read(stages: Any, family: str, params: DifficultyParams) -> dict[str, Any]:
         return {**found, "wrong": np.array([not problem.correct for problem in problems], float)}
     contexts = prompt_texts(tokenizer, questions)
     scores = choice_scores(
-        model, tokenizer, contexts, [spaced(tokenizer, p) for p in problems], add_special_tokens=False
+        model, tokenizer, contexts, [following(tokenizer, p.choices) for p in problems], add_special_tokens=False
     )
     most = max(len(problem.choices) for problem in problems)
     table = np.full((len(problems), most), np.nan)
@@ -152,19 +144,13 @@ def read(stages: Any, family: str, params: DifficultyParams) -> dict[str, Any]:
     }
 
 
-def spaced(tokenizer: Any, problem: Problem) -> list[str]:
-    """Return the choices as they follow the prompt: after a space where there is no header of a turn."""
-    before = "" if getattr(tokenizer, "chat_template", None) else " "
-    return [before + choice for choice in problem.choices]
-
-
 @stage(save="npz")
 def logged(stages: Any, family: str, params: DifficultyParams) -> dict[str, Any]:
     """Return correct (n, K) and tokens (n, K) of the first problems of every block, and their indices (n,)."""
     import numpy as np
 
     from fairtrial.causal_lm.likelihood import choice_scores
-    from fairtrial.causal_lm.prompts import prompt_texts
+    from fairtrial.causal_lm.prompts import following, prompt_texts
 
     if params.log:
         from fairtrial.lm.difficulty.problems import problems_in_log
@@ -184,7 +170,9 @@ def logged(stages: Any, family: str, params: DifficultyParams) -> dict[str, Any]
     examples = [(p.question, p.choices[0]) for p in all_problems(params)[family][: params.shots]]
     chosen = [problems[i] for i in rows]
     contexts = prompt_texts(tokenizer, [p.question for p in chosen], shots=examples)
-    scores = choice_scores(model, tokenizer, contexts, [spaced(tokenizer, p) for p in chosen], add_special_tokens=False)
+    scores = choice_scores(
+        model, tokenizer, contexts, [following(tokenizer, p.choices) for p in chosen], add_special_tokens=False
+    )
     right = [int(score.mean.argmax()) == 0 for score in scores]
     long = [len(row) for row in tokenizer(contexts, add_special_tokens=False)["input_ids"]]
     answer = known["answer_tokens"][rows]
@@ -548,17 +536,9 @@ def has_choices(params: DifficultyParams) -> bool:
 
 def check(params: DifficultyParams) -> None:
     """Refuse what cannot be read before any worker starts."""
-    from fairtrial.causal_lm.loading import check_device, check_loadable
-    from fairtrial.data.samples import find_sample, sample_path
+    from fairtrial.data.samples import sample_path
 
-    check_device(params.device)
-    if params.model != "tiny":
-        if Path(params.model).exists():
-            check_loadable(params.model)
-        elif "/" in params.model or "." in params.model:
-            raise InputError(f"model={params.model}: no such file or folder")
-        else:
-            sample_path(find_sample(params.model).name)
+    check_named(params.model, device=params.device)
     if params.log:
         if not Path(params.log).is_file():
             raise InputError(f"log={params.log}: no such file")

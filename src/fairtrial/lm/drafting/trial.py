@@ -7,13 +7,12 @@ start, and on the rest of which it is counted how many of their tokens the targe
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fairtrial.causal_lm.named import DESCRIPTION, check_named, load_named
+from fairtrial.causal_lm.named import DESCRIPTION, check_named, check_text_named, load_named
 from fairtrial.errors import InputError
 from fairtrial.seeds import generator
 from fairtrial.trial.declare import (
@@ -385,13 +384,8 @@ def parts(params: DraftingParams) -> tuple[Part, ...]:
 
 def check(params: DraftingParams) -> None:
     """Refuse what cannot be read before any worker starts."""
-    from fairtrial.data.samples import sample_path
-
     check_named(params.model, device=params.device)
-    if params.text == "wikipedia":
-        sample_path("wikipedia-articles")
-    elif params.text != "tiny" and not Path(params.text).exists():
-        raise InputError(f"text={params.text}: no such file or folder")
+    check_text_named(params.text)
     if params.n_prompts < 4 * params.sets:
         raise InputError(f"n_prompts={params.n_prompts}: give at least four a set, {4 * params.sets}")
 

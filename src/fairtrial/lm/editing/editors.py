@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from fairtrial.errors import InputError
 from fairtrial.lm.editing.covariance import key_covariance, read_covariance
 from fairtrial.lm.editing.edits import Edit, check_edits
 from fairtrial.lm.editing.rows import rows_of
-from fairtrial.lm.editing.solving import Place, Solver, keys_and_outputs, solve
+from fairtrial.lm.editing.solving import Place, Solver, keys_and_outputs, solve, tuned
 
 RIDGE = 1e-2  # of the mean diagonal, added to the covariance of keys
 
@@ -31,7 +32,7 @@ class EditContext:
     outputs : (n, d), what the linear gives at the subjects now.
     """
 
-    editor: Editor
+    editor: ValueEditor
     edits: Sequence[Edit]
     outputs: torch.Tensor
 
@@ -56,8 +57,8 @@ class Write:
     n_edits: int
 
 
-class Editor:
-    """Solves and writes edits; see :class:`ROME`, :class:`MEMIT` and :class:`AlphaEdit`.
+class Editor(ABC):
+    """Makes edits and can take them back; see :class:`ROME`, :class:`MEMIT` and :class:`AlphaEdit`.
 
     Parameters
     ----------
@@ -127,48 +128,14 @@ class Editor:
 
     # ------------------------------------------------------------------------------------------------------------ edits
 
+    @abstractmethod
     def apply(self, edits: Sequence[Edit]) -> torch.Tensor:
-        """Solve edits together on the weights as they are, and write them; return the values written, (n, d)."""
-        check_edits(edits)
-        values = self.hooked(edits, *self.solve(edits))
-        self.write(edits, values)
-        return values
-
-    def solve(self, edits: Sequence[Edit]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the last layer's linear gives at the subjects, (n, d), and what it should, before any hook."""
-        return solve(self._place(self.layers[-1]), self.tokenizer, edits, self.solver)
-
-    def hooked(self, edits: Sequence[Edit], outputs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return values after all hooks."""
-        context = EditContext(self, edits, outputs)
-        for hook in self.hooks:
-            values = hook(values, context)
-        return values
-
-    def write(self, edits: Sequence[Edit], values: torch.Tensor) -> None:
-        """Write values (n, d) of edits, the distance that is left shared out over the layers that remain."""
-        factors = {}
-        for remaining, layer in zip(range(len(self.layers), 0, -1), self.layers, strict=True):
-            keys, _ = self.keys(edits, layer)
-            _, outputs = self.keys(edits, self.layers[-1])
-            residual = (values - outputs) / remaining  # (n, d)
-            left, right = self._factors(layer, keys.T, residual.T)
-            factors[layer] = (left.cpu(), right.cpu())
-            self._add(layer, left, right)
-        self._do(Write(factors, self.decay, len(edits)), added=True)
+        """Make edits together on the weights as they are; return what the last linear is to give, (n, d)."""
 
     def keys(self, edits: Sequence[Edit], layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs (n, m) and outputs (n, d) of a layer's linear at the subjects' last tokens."""
         rows = rows_of(self.model, self.tokenizer, edits, prefixes=self.solver.prefixes, targets=False)
         return keys_and_outputs(self._place(layer), rows, len(edits))
-
-    def _factors(self, layer: int, keys: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return left (d, r) and right (m, r) of the change for keys (m, n) and what is missing, (d, n)."""
-        raise NotImplementedError
-
-    def _solved_keys(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
-        """Return C^-1 K, (m, n)."""
-        return torch.cholesky_solve(keys, self._factor[layer])
 
     def _place(self, layer: int) -> Place:
         return Place(self.model, self._blocks, layer, self._views[layer])
@@ -220,7 +187,53 @@ class Editor:
         return float(now / then)
 
 
-class ROME(Editor):
+class ValueEditor(Editor):
+    """Solves for values and writes them: :class:`ROME`, :class:`MEMIT`, :class:`AlphaEdit`.
+
+    Parameters as for :class:`Editor`.
+    """
+
+    def apply(self, edits: Sequence[Edit]) -> torch.Tensor:
+        """Solve edits together on the weights as they are, and write them; return the values written, (n, d)."""
+        check_edits(edits)
+        values = self.hooked(edits, *self.solve(edits))
+        self.write(edits, values)
+        return values
+
+    def solve(self, edits: Sequence[Edit]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the last layer's linear gives at the subjects, (n, d), and what it should, before any hook."""
+        return solve(self._place(self.layers[-1]), self.tokenizer, edits, self.solver)
+
+    def hooked(self, edits: Sequence[Edit], outputs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Return values after all hooks."""
+        context = EditContext(self, edits, outputs)
+        for hook in self.hooks:
+            values = hook(values, context)
+        return values
+
+    def write(self, edits: Sequence[Edit], values: torch.Tensor) -> None:
+        """Write values (n, d) of edits, the distance that is left shared out over the layers that remain."""
+        factors = {}
+        for remaining, layer in zip(range(len(self.layers), 0, -1), self.layers, strict=True):
+            keys, outputs = self.keys(edits, layer)
+            if remaining > 1:
+                _, outputs = self.keys(edits, self.layers[-1])
+            residual = (values - outputs) / remaining  # (n, d)
+            left, right = self._factors(layer, keys.T, residual.T)
+            factors[layer] = (left.cpu(), right.cpu())
+            self._add(layer, left, right)
+        self._do(Write(factors, self.decay, len(edits)), added=True)
+
+    @abstractmethod
+    def _factors(self, layer: int, keys: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return left (d, r) and right (m, r) of the change for keys (m, n) and what is missing, (d, n)."""
+
+    def _solved_keys(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
+        """Return C^-1 K, (m, n)."""
+        return torch.cholesky_solve(keys, self._factor[layer])
+
+
+class ROME(ValueEditor):
     """One edit at a time: W gains (v - W k) (C^-1 k)' / (k' C^-1 k), with k the mean over prefixes in all places.
 
     Parameters as for :class:`Editor`; one layer. Edits that are given together are solved together and written one
@@ -251,7 +264,7 @@ class ROME(Editor):
         return residual / (keys * solved).sum(), solved
 
 
-class MEMIT(Editor):
+class MEMIT(ValueEditor):
     """Many edits at once: W gains R K' (weight C + K K')^-1.
 
     Parameters
@@ -274,7 +287,7 @@ class MEMIT(Editor):
         return torch.linalg.solve(inner.double(), residual.T.double()).T.float(), solved
 
 
-class AlphaEdit(Editor):
+class AlphaEdit(ValueEditor):
     """Edits in the directions other keys leave free, with earlier edits kept.
 
     W gains R K' P (K_p K_p' P + K K' P + ridge I)^-1: P projects on the eigenvectors of C with eigenvalues below
@@ -330,8 +343,6 @@ class FineTune(Editor):
 
     def apply(self, edits: Sequence[Edit]) -> torch.Tensor:
         """Train the last layer's matrix on edits for as many steps as the solver has; return its outputs, (n, d)."""
-        from fairtrial.lm.editing.solving import tuned
-
         check_edits(edits)
         (layer,) = self.layers[-1:]
         change = tuned(self._place(layer), self.tokenizer, edits, self.solver)  # (d, m)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from fairtrial.errors import InputError, UnknownNameError
-from fairtrial.lm.editing.editors import EditContext, Editor
+from fairtrial.lm.editing.editors import EditContext, ValueEditor
 from fairtrial.lm.editing.edits import Edit
 
 Reference = Literal["solved", "output", "per-edit"]
@@ -63,7 +63,7 @@ class NormAnchor:
         self.anchor_prompts = anchor_prompts
         self.rho = rho
 
-    def prepare(self, editor: Editor, edits: Sequence[Edit]) -> None:
+    def prepare(self, editor: ValueEditor, edits: Sequence[Edit]) -> None:
         """Take rho from edits, on the model's original weights, unless it is known."""
         if self.rho is None and self.reference != "per-edit":
             self.rho = anchor_norm(editor, [*(self.anchor_prompts or edits)][:PROBES], self.reference)
@@ -92,7 +92,7 @@ def rescaled(values: torch.Tensor, rho: torch.Tensor, *, factor: float = 0.0) ->
     return torch.where((norms > factor * rho) & (norms > 0), values * (rho / norms.clamp_min(1e-30)), values)
 
 
-def anchor_norm(editor: Editor, edits: Sequence[Edit], reference: Reference = "solved") -> float:
+def anchor_norm(editor: ValueEditor, edits: Sequence[Edit], reference: Reference = "solved") -> float:
     """Return the trimmed mean norm of values on the original weights, whatever was written since."""
     norms = []
     with editor.original_weights():

@@ -13,7 +13,7 @@ import torch
 from fairtrial.causal_lm.likelihood import perplexity
 from fairtrial.causal_lm.windows import windows
 from fairtrial.errors import FairtrialError, InputError
-from fairtrial.lm.editing.editors import Editor, Write
+from fairtrial.lm.editing.editors import Editor, ValueEditor, Write
 from fairtrial.lm.editing.edits import Edit, check_edits
 from fairtrial.lm.editing.hooks import NormAnchor
 from fairtrial.lm.editing.scoring import answered
@@ -107,9 +107,10 @@ class EditStream:
             As the editor does; edits that contradict each other or earlier ones.
         """
         check_edits([*self.edits, *edits])
-        for hook in self.editor.hooks:
-            if isinstance(hook, NormAnchor):
-                hook.prepare(self.editor, edits)
+        if isinstance(self.editor, ValueEditor):
+            for hook in self.editor.hooks:
+                if isinstance(hook, NormAnchor):
+                    hook.prepare(self.editor, edits)
         for start in range(0, len(edits), self.batch_size):
             batch = edits[start : start + self.batch_size]
             values = self.editor.apply(batch)

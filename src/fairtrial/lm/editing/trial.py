@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fairtrial.causal_lm.named import DESCRIPTION, check_named, load_named
+from fairtrial.causal_lm.named import DESCRIPTION, check_named, check_text_named, load_named
 from fairtrial.errors import InputError
 from fairtrial.seeds import generator
 from fairtrial.trial.declare import (
@@ -396,10 +396,7 @@ def check(params: EditingParams) -> None:
     from fairtrial.lm.editing.edits import check_edits, read_edits
 
     check_named(params.model, device=params.device)
-    if params.text == "wikipedia":
-        sample_path("wikipedia-articles")
-    elif params.text != "tiny" and not Path(params.text).exists():
-        raise InputError(f"text={params.text}: no such file or folder")
+    check_text_named(params.text)
     if params.edits in ("capitals", "tiny"):
         if params.edits == "capitals":
             sample_path("countries")

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from fairtrial.chat.cache import ReplyCache
 from fairtrial.chat.replies import Answer, ChatError, Prompt, Reply, Request, Usage, as_messages
-from fairtrial.chat.structured import instructed, parse, repair_instruction
+from fairtrial.chat.structured import instructed, parse, repair_instruction, repaired
 from fairtrial.errors import InputError
 
 Progress = Callable[[int, int], None]
@@ -181,10 +181,9 @@ class Chat(ABC):
         ask: Callable[[list[list[dict[str, Any]]]], list[Reply | ChatError]],
     ) -> list[Reply | ChatError]:
         """Parse the replies; ask once more for those that cannot be."""
-        parsed = [_parsed(reply, schema) for reply in replies]
-        broken = {i: reply for i, reply in enumerate(parsed) if isinstance(reply, ChatError) and reply.raw is not None}
-        again = ask(
-            [
+
+        def again(broken: Mapping[int, ChatError]) -> list[Reply | ChatError]:
+            questions = [
                 [
                     *conversations[i],
                     {"role": "assistant", "content": error.raw},
@@ -192,20 +191,11 @@ class Chat(ABC):
                 ]
                 for i, error in broken.items()
             ]
-        )
-        for i, second in zip(broken, again, strict=True):
-            first, repaired = replies[i], _parsed(second, schema)
-            assert isinstance(first, Reply)  # it has a raw text
-            if isinstance(repaired, Reply):
-                self._count(Usage(repaired=1))
-                parsed[i] = _joined(first, repaired)
-            elif repaired.raw is None:  # the second question got no answer
-                parsed[i] = type(repaired)(str(repaired), first.text)
-            else:
-                parsed[i] = ChatError(
-                    f"the reply matches {schema.__name__} at neither attempt: {repaired}", repaired.raw
-                )
-        return parsed
+            seconds = [_parsed(reply, schema) for reply in ask(questions)]
+            self._count(Usage(repaired=sum(isinstance(second, Reply) for second in seconds)))
+            return [_joined(replies[i], second) for i, second in zip(broken, seconds, strict=True)]
+
+        return repaired([_parsed(reply, schema) for reply in replies], schema, again)
 
     def _count(self, more: Usage) -> None:
         with self._lock:
@@ -249,8 +239,10 @@ def _parsed(reply: Reply | ChatError, schema: type[BaseModel]) -> Reply | ChatEr
         return ChatError(f"{error}{cut}", reply.text)
 
 
-def _joined(first: Reply, second: Reply) -> Reply:
+def _joined(first: Reply | ChatError, second: Reply | ChatError) -> Reply | ChatError:
     """Return the second reply with the cost of both."""
+    if not isinstance(first, Reply) or not isinstance(second, Reply):
+        return second
     return replace(
         second,
         prompt_tokens=first.prompt_tokens + second.prompt_tokens,

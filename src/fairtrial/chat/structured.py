@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from fairtrial.chat.replies import ChatError
 from fairtrial.errors import InputError
 
 Schema = TypeVar("Schema", bound=BaseModel)
+Found = TypeVar("Found")
 
 
 def instruction(schema: type[BaseModel]) -> str:
@@ -66,6 +68,34 @@ def parse(text: str, schema: type[Schema]) -> Schema:
             reason = f"it is not JSON: {value.msg} at character {value.pos}"
         problem = problem or reason
     raise InputError(problem or "there is no JSON value in it")
+
+
+def repaired(
+    firsts: Sequence[Found | ChatError],
+    schema: type[BaseModel],
+    ask: Callable[[Mapping[int, ChatError]], Sequence[Found | ChatError]],
+) -> list[Found | ChatError]:
+    """Return what replies held, after one more question for each that held something else.
+
+    Parameters
+    ----------
+    firsts
+        What each reply held, or its error; an error with a ``raw`` text is one to ask about again.
+    schema
+        What was asked for.
+    ask
+        Asks about the places and errors given, all at once, and returns what the new replies held, in that order.
+    """
+    broken = {i: one for i, one in enumerate(firsts) if isinstance(one, ChatError) and one.raw is not None}
+    settled = list(firsts)
+    for (i, first), second in zip(broken.items(), ask(broken) if broken else (), strict=True):
+        if not isinstance(second, ChatError):
+            settled[i] = second
+        elif second.raw is None:  # the second question got no answer
+            settled[i] = type(second)(str(second), first.raw)
+        else:
+            settled[i] = ChatError(f"the reply matches {schema.__name__} at neither attempt: {second}", second.raw)
+    return settled
 
 
 def _json_values(text: str) -> Iterator[str | json.JSONDecodeError]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from pydantic import BaseModel
 
 from fairtrial.chat.replies import ChatError, EndpointError
-from fairtrial.chat.structured import instruction, parse, repair_instruction
+from fairtrial.chat.structured import instruction, parse, repair_instruction, repaired
 from fairtrial.errors import InputError
 
 Judge: TypeAlias = Callable[[str], str]
@@ -90,22 +90,15 @@ def rate(judge: Judge, prompt: str, schema: type[Schema]) -> Schema:
 def rate_many(judge: Judge, prompts: Sequence[str], schema: type[Schema]) -> list[Schema | ChatError]:
     """Return a rating for each prompt, in order, or why there is none; see :func:`rate`."""
     asked = [f"{prompt}\n\n{instruction(schema)}" for prompt in prompts]
-    replies = ask(judge, asked)
-    ratings = [_parsed(reply, schema) for reply in replies]
-    broken = {i: one for i, one in enumerate(ratings) if isinstance(one, ChatError) and one.raw is not None}
-    again = ask(
-        judge,
-        [f"{asked[i]}\n\nYou replied:\n{error.raw}\n\n{repair_instruction(str(error))}" for i, error in broken.items()],
-    )
-    for (i, first), reply in zip(broken.items(), again, strict=True):
-        rating = _parsed(reply, schema)
-        if isinstance(rating, ChatError):
-            if rating.raw is None:  # the second question got no answer
-                rating = type(rating)(str(rating), first.raw)
-            else:
-                rating = ChatError(f"the reply matches {schema.__name__} at neither attempt: {rating}", rating.raw)
-        ratings[i] = rating
-    return ratings
+
+    def again(broken: Mapping[int, ChatError]) -> list[Schema | ChatError]:
+        repairs = [
+            f"{asked[i]}\n\nYou replied:\n{error.raw}\n\n{repair_instruction(str(error))}"
+            for i, error in broken.items()
+        ]
+        return [_parsed(reply, schema) for reply in ask(judge, repairs)]
+
+    return repaired([_parsed(reply, schema) for reply in ask(judge, asked)], schema, again)
 
 
 @dataclass(frozen=True, slots=True)

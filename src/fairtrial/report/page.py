@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LIMIT = 500_000  # bytes of a page
 VARIANCES = {
-    "independent": "no two replicates share data, items or seeds",
+    "independent": "replicates are taken to share no data, items or seeds",
     "crossed": "all replicates answer the same items",
     "design": "replicates are folds of one data set, whose overlap the intervals allow for",
     "nadeau_bengio": "replicates are folds of one data set, whose overlap the intervals allow for",

@@ -1,4 +1,4 @@
-from fairtrial.causal_lm.prompts import prompt_texts
+from fairtrial.causal_lm.prompts import following, prompt_texts
 from fairtrial.data.tiny import tiny_causal_lm
 
 
@@ -12,6 +12,9 @@ def test_a_chat_template_gets_system_shots_and_question():
         "<system>s<user>a<assistant>b<user>q<assistant>",
         "<system>s<user>a<assistant>b<user>r<assistant>",
     ]
+    assert prompt_texts(tokenizer, ["q"], start="It is") == ["<user>q<assistant>It is"]
+    assert following(tokenizer, ["w2"]) == ["w2"]
+    assert following(tokenizer, ["w2"], start="It is") == [" w2"]
 
 
 def test_without_a_template_questions_follow_each_other():
@@ -19,6 +22,7 @@ def test_without_a_template_questions_follow_each_other():
     assert prompt_texts(tokenizer, ["w5"], system="w9", shots=[("w1", "w2"), ("w3", "w4")]) == [
         "w9\n\nw1 w2\n\nw3 w4\n\nw5"
     ]
+    assert prompt_texts(tokenizer, ["w5"], start="It is") == ["w5 It is"]
 
 
 def test_a_start_token_stays_where_the_tokenizer_puts_one():

@@ -7,7 +7,12 @@ from typing import Any
 
 
 def prompt_texts(
-    tokenizer: Any, questions: Sequence[str], *, system: str | None = None, shots: Sequence[tuple[str, str]] = ()
+    tokenizer: Any,
+    questions: Sequence[str],
+    *,
+    system: str | None = None,
+    shots: Sequence[tuple[str, str]] = (),
+    start: str = "",
 ) -> list[str]:
     r"""Return the text before each answer, special tokens included.
 
@@ -22,6 +27,8 @@ def prompt_texts(
         An instruction that comes first.
     shots
         Solved examples, (question, answer), that come before each question.
+    start
+        What every answer begins with, such as "The capital of Chad is".
 
     Returns
     -------
@@ -39,21 +46,22 @@ def prompt_texts(
         for question, answer in shots:
             before += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         turns = [[*before, {"role": "user", "content": question}] for question in questions]
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    start = tokenizer.bos_token if _adds_bos(tokenizer) else ""
+        texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return [text + start for text in texts]
+    bos = tokenizer.bos_token if _adds_bos(tokenizer) else ""
     parts = [system] if system else []
     parts += [f"{question} {answer}" for question, answer in shots]
-    return [start + "\n\n".join([*parts, question]) for question in questions]
+    return [bos + "\n\n".join([*parts, f"{question} {start}" if start else question]) for question in questions]
 
 
-def following(tokenizer: Any, answers: Sequence[str]) -> list[str]:
-    """Return answers as they follow what :func:`prompt_texts` gives: after a space where no turn's header comes before.
+def following(tokenizer: Any, answers: Sequence[str], *, start: str = "") -> list[str]:
+    """Return answers as they follow what :func:`prompt_texts` gives: after a space, but for one after a turn's header.
 
     >>> from fairtrial.data.tiny import tiny_causal_lm
     >>> following(tiny_causal_lm()[1], ["w2"])
     [' w2']
     """
-    before = "" if getattr(tokenizer, "chat_template", None) else " "
+    before = "" if getattr(tokenizer, "chat_template", None) and not start else " "
     return [before + answer for answer in answers]
 
 

@@ -155,7 +155,7 @@ def test_a_file_of_queries_is_selected_from(tiny, tmp_path):
     tokenizer.save_pretrained(tmp_path / "m")
     rows = [
         {"query": "w4 w5", "contexts": CONTEXTS, "choices": CHOICES, "answer": "w9"},
-        {"query": "w6", "contexts": CONTEXTS[:3], "choices": CHOICES},
+        {"query": "w6", "contexts": CONTEXTS[:3], "choices": CHOICES, "start": "w2 w3"},
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     app = Typer()
@@ -169,6 +169,8 @@ def test_a_file_of_queries_is_selected_from(tiny, tmp_path):
     assert out[0]["selected"] == expected.indices
     np.testing.assert_allclose(out[0]["scores"], expected.scores, atol=1e-5)
     assert len(out[0]["verdicts"]) == 4
+    begun = ProperCorrectionSelector(*tiny).select("w6", CONTEXTS[:3], choices=CHOICES, start="w2 w3")
+    np.testing.assert_allclose(out[1]["scores"], begun.scores, atol=1e-5)
     assert "verdicts" not in out[1]
     assert out[1]["query"] == "w6"
     again = CliRunner().invoke(app, args)

@@ -42,7 +42,9 @@ def normalised(text: str) -> str:
     return " ".join(kept.split())
 
 
-def answer_vectors(model: Any, tokenizer: Any, prompts: Sequence[str], choices: Sequence[str]) -> np.ndarray:
+def answer_vectors(
+    model: Any, tokenizer: Any, prompts: Sequence[str], choices: Sequence[str], *, start: str = ""
+) -> np.ndarray:
     """Return the model's probabilities of choices after each prompt, (n, C), rows sum to 1.
 
     By the first tokens of the choices where they differ, one pass a prompt; otherwise by the mean log-likelihood a
@@ -56,6 +58,8 @@ def answer_vectors(model: Any, tokenizer: Any, prompts: Sequence[str], choices: 
         n questions, contexts included; the chat template is put around them where there is one.
     choices
         C answers.
+    start
+        What the answer begins with, before any choice, such as "The capital of Chad is".
 
     Raises
     ------
@@ -63,8 +67,8 @@ def answer_vectors(model: Any, tokenizer: Any, prompts: Sequence[str], choices: 
         A prompt beyond the model's window; choices that are none.
     """
     choices = checked_choices(choices)
-    texts = prompt_texts(tokenizer, prompts)
-    answers = following(tokenizer, choices)
+    texts = prompt_texts(tokenizer, prompts, start=start)
+    answers = following(tokenizer, choices, start=start)
     ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     window = getattr(model.config, "max_position_embeddings", None)
     longest = max(len(row) for row in tokenizer(answers, add_special_tokens=False)["input_ids"])
@@ -96,8 +100,10 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return p / p.sum(1, keepdims=True)
 
 
-def generated_choices(model: Any, tokenizer: Any, prompts: Sequence[str], *, new_tokens: int = 12) -> list[str]:
-    """Return the distinct first lines that the model answers greedily to prompts.
+def generated_choices(
+    model: Any, tokenizer: Any, prompts: Sequence[str], *, start: str = "", new_tokens: int = 12
+) -> list[str]:
+    """Return the distinct first lines that the model answers greedily to prompts, or goes on with after ``start``.
 
     Raises
     ------
@@ -107,7 +113,7 @@ def generated_choices(model: Any, tokenizer: Any, prompts: Sequence[str], *, new
     found: dict[str, str] = {}
     device = model.get_input_embeddings().weight.device
     with torch.inference_mode(), evaluation_mode(model):
-        for text in prompt_texts(tokenizer, prompts):
+        for text in prompt_texts(tokenizer, prompts, start=start):
             ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]], device=device)
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0

@@ -17,7 +17,7 @@ def proper_correction(
     *,
     source: Annotated[
         Path,
-        typer.Option("--in", help=".jsonl file; a row has query, contexts, and perhaps choices and answer."),
+        typer.Option("--in", help=".jsonl file; a row has query, contexts, and perhaps choices, answer and start."),
     ],
     out: Annotated[Path, typer.Option(help="New .jsonl file: the rows with scores and what was selected.")],
     k: Annotated[int, typer.Option(help="Contexts to select at most.", min=1)] = 1,
@@ -47,12 +47,13 @@ def proper_correction(
         ):
             for number, row in enumerate(bar, start=1):
                 try:
-                    chosen = selector.select(row["query"], row["contexts"], choices=row.get("choices"))
+                    query, contexts, choices, start = row["query"], row["contexts"], row.get("choices"), row["start"]
+                    chosen = selector.select(query, contexts, choices=choices, start=start)
                     told: dict[str, Any] = {"selected": chosen.indices, "scores": chosen.scores.tolist()}
                     told["reason"] = chosen.reason
-                    if row.get("answer") and row.get("choices"):
+                    if row.get("answer") and choices:
                         found = meter.diagnose(
-                            row["query"], row["contexts"], choices=row["choices"], answer=row["answer"], attention=False
+                            query, contexts, choices=choices, answer=row["answer"], start=start, attention=False
                         )
                         told["verdicts"] = found["verdict"].tolist()
                         told["rho"] = found["rho"].tolist()
@@ -85,16 +86,19 @@ def read_queries(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = {"start": "", **json.loads(line)}
             good = (
                 isinstance(row["query"], str)
                 and isinstance(row["contexts"], list)
                 and all(isinstance(context, str) for context in row["contexts"])
+                and isinstance(row["start"], str)
             )
         except (json.JSONDecodeError, KeyError, TypeError):
             good = False
         if not good:
-            raise InputError(f"{path}, line {number}: not a JSON object with 'query' and a list of 'contexts'")
+            raise InputError(
+                f"{path}, line {number}: not a JSON object with 'query', a list of 'contexts' and perhaps 'start'"
+            )
         rows.append(row)
     if not rows:
         raise InputError(f"{path}: no queries in it")

@@ -54,6 +54,7 @@ class CorrectionMeter:
         answer: str,
         choices: Sequence[str] | None = None,
         sources: Sequence[str] | None = None,
+        start: str = "",
         attention: bool = True,
     ) -> pd.DataFrame:
         """Return one row a context.
@@ -70,6 +71,9 @@ class CorrectionMeter:
             For ``space="choices"``.
         sources
             n names, such as "retrieved"; ``None`` = all "context".
+        start
+            What the answer begins with, before any choice, such as "The capital of Chad is": a chat model seldom
+            begins with the choice itself.
         attention
             Also measure attention, one more pass a context.
 
@@ -88,7 +92,7 @@ class CorrectionMeter:
         contexts = checked_contexts(contexts)
         if sources is not None and len(sources) != len(contexts):
             raise InputError(f"{len(sources)} sources for {len(contexts)} contexts: give one each")
-        y, truth = self._answers(query, contexts, answer, choices)
+        y, truth = self._answers(query, contexts, answer, choices, start)
         found = corrections(y[0], y[1:], truth, tau=self.tau)
         table = pd.DataFrame(
             {
@@ -103,13 +107,13 @@ class CorrectionMeter:
             }
         )
         if attention:
-            seen = [attention_features(self.model, self.tokenizer, query, context) for context in contexts]
+            seen = [attention_features(self.model, self.tokenizer, query, context, start) for context in contexts]
             table["attention_mass"] = [one[0] for one in seen]
             table["complementarity"] = [one[1] for one in seen]
         return table
 
     def _answers(
-        self, query: str, contexts: list[str], answer: str, choices: Sequence[str] | None
+        self, query: str, contexts: list[str], answer: str, choices: Sequence[str] | None, start: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return answers without and with contexts (1 + n, C), and the truth (C,)."""
         prompts = [query, *(joined(query, context) for context in contexts)]
@@ -119,21 +123,20 @@ class CorrectionMeter:
 
             last = len(find_blocks(self.model)[1]) - 1
             stated = [joined(query, f"{lead} {answer}.") for lead in ("The answer is", "It is", "Surely it is")]
-            texts = prompt_texts(self.tokenizer, [*prompts, *stated])
+            texts = prompt_texts(self.tokenizer, [*prompts, *stated], start=start)
             ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
             H = hidden_states(self.model, ids, [last], pooling="last")[:, 0].double().cpu().numpy()
             return H[: len(prompts)], H[len(prompts) :].mean(0)
         if self.space == "generate":
-            choices = [
-                *{normalised(c): c for c in [answer, *generated_choices(self.model, self.tokenizer, prompts)]}.values()
-            ]
+            said = generated_choices(self.model, self.tokenizer, prompts, start=start)
+            choices = [*{normalised(choice): choice for choice in [answer, *said]}.values()]
         if choices is None:
             raise InputError('space="choices" needs choices=, or take space="generate"')
         names = [normalised(choice) for choice in checked_choices(choices)]
         if normalised(answer) not in names:
             raise InputError(f"the answer {answer!r} is not among the {len(names)} choices")
         truth = np.eye(len(names))[names.index(normalised(answer))]
-        return answer_vectors(self.model, self.tokenizer, prompts, choices), truth
+        return answer_vectors(self.model, self.tokenizer, prompts, choices, start=start), truth
 
     def report(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return shares of verdicts, of harm and mean efficiency by source, of concatenated diagnoses.
@@ -164,18 +167,18 @@ def checked_contexts(contexts: Sequence[str]) -> list[str]:
     return [*contexts]
 
 
-def attention_features(model: Any, tokenizer: Any, query: str, context: str) -> tuple[float, float]:
+def attention_features(model: Any, tokenizer: Any, query: str, context: str, start: str) -> tuple[float, float]:
     """Return attention mass on a context and its complementarity; see :mod:`fairtrial.lm.context.attention`."""
     from fairtrial.lm.context.attention import attention_to
 
-    ids, span = context_span(tokenizer, query, context)
+    ids, span = context_span(tokenizer, query, context, start)
     found, _ = attention_to(model, ids, span)
     return found.mass, found.complementarity
 
 
-def context_span(tokenizer: Any, query: str, context: str) -> tuple[list[int], tuple[int, int]]:
+def context_span(tokenizer: Any, query: str, context: str, start: str = "") -> tuple[list[int], tuple[int, int]]:
     """Return the tokens of a prompt, and where in it the context's begin and end."""
-    (text,) = prompt_texts(tokenizer, [joined(query, context)])
+    (text,) = prompt_texts(tokenizer, [joined(query, context)], start=start)
     begin = text.index(context.strip())
     end = begin + len(context.strip())
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

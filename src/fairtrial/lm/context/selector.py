@@ -107,7 +107,9 @@ class ProperCorrectionSelector:
 
     # ----------------------------------------------------------------------------------------------------------- choice
 
-    def select(self, query: str, contexts: Sequence[str], *, choices: Sequence[str] | None = None) -> Selection:
+    def select(
+        self, query: str, contexts: Sequence[str], *, choices: Sequence[str] | None = None, start: str = ""
+    ) -> Selection:
         """Return which contexts to put before a query.
 
         Parameters
@@ -118,6 +120,8 @@ class ProperCorrectionSelector:
             At least three for a consensus.
         choices
             Answers it may have; ``None`` = what the model itself answers with and without the contexts.
+        start
+            What the answer begins with; see :meth:`~fairtrial.lm.context.meter.CorrectionMeter.diagnose`.
 
         Raises
         ------
@@ -129,10 +133,10 @@ class ProperCorrectionSelector:
             raise InputError(
                 f"{len(contexts)} contexts: a consensus needs at least {FEWEST}; give more, or by='window'"
             )
-        before, after, names = self._answers(query, contexts, choices)
+        before, after, names = self._answers(query, contexts, choices, start)
         t = self._consensus(before, after, contexts)
         if self.by == "window":
-            scores = self._foretell(self._features(query, contexts, before, after))
+            scores = self._foretell(self._features(query, contexts, start, before, after))
         else:
             scores = predicted_changes(before, after, t)
         order = [int(i) for i in np.argsort(scores, kind="stable") if scores[i] < 0][: self.k]
@@ -143,18 +147,23 @@ class ProperCorrectionSelector:
             reason = f"no context should lower the error: the best would change it by {scores.min():+.3g}"
         return Selection(order, scores, float(t.max()), f"{reason} (the contexts agree on {best!r}, {t.max():.2f})")
 
-    def rerank(self, query: str, docs: Sequence[Any], *, choices: Sequence[str] | None = None) -> list[Any]:
+    def rerank(
+        self, query: str, docs: Sequence[Any], *, choices: Sequence[str] | None = None, start: str = ""
+    ) -> list[Any]:
         """Return documents in order, the most helpful first; each is a text or has ``page_content`` or ``text``."""
         texts = [text_of(doc) for doc in docs]
-        scores = self.select(query, texts, choices=choices).scores
+        scores = self.select(query, texts, choices=choices, start=start).scores
         return [docs[i] for i in np.argsort(scores, kind="stable")]
 
     def _answers(
-        self, query: str, contexts: list[str], choices: Sequence[str] | None
+        self, query: str, contexts: list[str], choices: Sequence[str] | None, start: str
     ) -> tuple[np.ndarray, np.ndarray, list[str]]:
         prompts = [query, *(joined(query, context) for context in contexts)]
-        names = generated_choices(self.model, self.tokenizer, prompts) if choices is None else checked_choices(choices)
-        y = answer_vectors(self.model, self.tokenizer, prompts, names)
+        if choices is None:
+            names = generated_choices(self.model, self.tokenizer, prompts, start=start)
+        else:
+            names = checked_choices(choices)
+        y = answer_vectors(self.model, self.tokenizer, prompts, names, start=start)
         return y[0], y[1:], names
 
     def _consensus(self, before: np.ndarray, after: np.ndarray, contexts: Sequence[str]) -> np.ndarray:
@@ -171,6 +180,7 @@ class ProperCorrectionSelector:
         answers: Sequence[str],
         *,
         choices: Sequence[str] | Sequence[Sequence[str]],
+        start: str | Sequence[str] = "",
     ) -> ProperCorrectionSelector:
         """Learn beta and gamma, and with ``by="window"`` the window, from at least 50 labelled queries.
 
@@ -182,16 +192,19 @@ class ProperCorrectionSelector:
             n lists.
         choices
             One list for all, or n lists.
+        start
+            What answers begin with: one text for all, or n.
         """
-        if not len(queries) == len(contexts) == len(answers) or len(queries) < LABELLED:
+        starts = [start] * len(queries) if isinstance(start, str) else start
+        if not len(queries) == len(contexts) == len(answers) == len(starts) or len(queries) < LABELLED:
             raise InputError(
-                f"{len(queries)} queries, {len(contexts)} lists of contexts, {len(answers)} answers: give as many of "
-                f"each, at least {LABELLED}"
+                f"{len(queries)} queries, {len(contexts)} lists of contexts, {len(answers)} answers, {len(starts)} "
+                f"starts: give as many of each, at least {LABELLED}"
             )
         each = [choices] * len(queries) if isinstance(choices[0], str) else choices
         read = []
-        for query, given, answer, names in zip(queries, contexts, answers, each, strict=True):
-            before, after, names = self._answers(query, checked_contexts(given), names)  # type: ignore[arg-type]
+        for query, given, answer, names, begun in zip(queries, contexts, answers, each, starts, strict=True):
+            before, after, names = self._answers(query, checked_contexts(given), names, begun)  # type: ignore[arg-type]
             known = [normalised(name) for name in names]
             if normalised(answer) not in known:
                 raise InputError(f"the answer {answer!r} of {query!r} is not among its choices")
@@ -214,8 +227,8 @@ class ProperCorrectionSelector:
             from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
             features = [
-                self._features(query, [*given], before, after)
-                for query, given, (before, after, _) in zip(queries, contexts, read, strict=True)
+                self._features(query, [*given], begun, before, after)
+                for query, given, begun, (before, after, _) in zip(queries, contexts, starts, read, strict=True)
             ]
             changes = [predicted_changes(before, after, truth) for before, after, truth in read]
             self._window = make_pipeline(
@@ -223,9 +236,11 @@ class ProperCorrectionSelector:
             ).fit(np.concatenate(features), np.concatenate(changes))
         return self
 
-    def _features(self, query: str, contexts: Sequence[str], before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    def _features(
+        self, query: str, contexts: Sequence[str], start: str, before: np.ndarray, after: np.ndarray
+    ) -> np.ndarray:
         """Return logs of attention mass, complementarity and length of the correction, (n, 3)."""
-        seen = np.array([attention_features(self.model, self.tokenizer, query, context) for context in contexts])
+        seen = np.array([attention_features(self.model, self.tokenizer, query, context, start) for context in contexts])
         size = np.linalg.norm(after - before, axis=1)
         return np.log(np.column_stack([seen, size]) + 1e-6)
 

@@ -14,23 +14,38 @@ from fairtrial.lm.context.answers import normalised
 from fairtrial.seeds import generator
 
 RELATIONS = {
-    "capital-world": ("What is the capital of {b}? Answer by its name only.", "The capital of {b} is {a}."),
-    "city-in-state": ("In which state is the city of {a}? Answer by its name only.", "The city of {a} is in {b}."),
+    "capital-world": ("What is the capital of {b}?", "The capital of {b} is"),
+    "city-in-state": ("In which state is the city of {a}?", "The city of {a} is in the state of"),
     "gram6-nationality-adjective": (
-        "What is the adjective of nationality for {a}? Answer by one word only.",
-        "The adjective of nationality for {a} is {b}.",
+        "What is the adjective of nationality for {a}?",
+        "The adjective of nationality for {a} is",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Query:
-    """A question, its answer, and candidate contexts with where each is from."""
+    """A question, what its answer begins with, the answer, and candidate contexts with where each is from."""
 
     question: str
+    start: str
     answer: str
     contexts: tuple[str, ...]
     sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A question, what its answer begins with, and the answer."""
+
+    question: str
+    start: str
+    answer: str
+
+    @property
+    def statement(self) -> str:
+        """The whole answer."""
+        return f"{self.start} {self.answer}."
 
 
 def sentences(articles: Sequence[str]) -> list[str]:
@@ -39,24 +54,23 @@ def sentences(articles: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(one for one in found if 6 <= len(one.split()) <= 40)]
 
 
-def facts_of(relation: str) -> list[tuple[str, str, str]]:
-    """Return (question, statement, answer) of a relation's pairs."""
+def facts_of(relation: str) -> list[Fact]:
+    """Return the facts of a relation's pairs."""
     from fairtrial.data.facts import word_relations
 
-    question, statement = RELATIONS[relation]
-    told = []
-    for a, b in word_relations()[relation]:
-        answer = a if "{b}" in question else b
-        told.append((question.format(a=a, b=b), statement.format(a=a, b=b), answer))
-    return told
+    question, start = RELATIONS[relation]
+    return [
+        Fact(question.format(a=a, b=b), start.format(a=a, b=b), a if "{b}" in question else b)
+        for a, b in word_relations()[relation]
+    ]
 
 
-def distinct_first(tokenizer: Any, answers: Sequence[str]) -> list[str]:
-    """Return the answers no other begins like, so that one pass scores them all."""
+def distinct_first(tokenizer: Any, facts: Sequence[Fact]) -> list[str]:
+    """Return the answers of facts that no other begins like, so that one pass scores them all."""
+    answers = sorted({fact.answer for fact in facts})
+    told = following(tokenizer, answers, start=facts[0].start)
     kept: dict[int, str] = {}
-    for answer, ids in zip(
-        answers, tokenizer(following(tokenizer, answers), add_special_tokens=False)["input_ids"], strict=True
-    ):
+    for answer, ids in zip(answers, tokenizer(told, add_special_tokens=False)["input_ids"], strict=True):
         kept.setdefault(ids[0], answer)
     return [*kept.values()]
 
@@ -69,33 +83,29 @@ def queries_of(relation: str, tokenizer: Any, count: int, pool: Sequence[str]) -
     fact, as a memory of an earlier answer) and "competitor" (a wrong answer, loud).
     """
     told = facts_of(relation)
-    choices = distinct_first(tokenizer, sorted({answer for _, _, answer in told}))
-    asked = [fact for fact in told if fact[2] in choices]
+    choices = distinct_first(tokenizer, told)
+    asked = [fact for fact in told if fact.answer in choices]
     rng = generator(0, "queries of", relation)
     asked = [asked[i] for i in rng.permutation(len(asked))[:count]]
     others = [fact for name in RELATIONS if name != relation for fact in facts_of(name)]
-    near = _nearest([question for question, _, _ in asked], pool)
+    near = _nearest([fact.question for fact in asked], pool)
     queries = []
-    for (question, _, answer), ranked in zip(asked, near, strict=True):
-        rest = [fact for fact in told if fact[2] != answer and fact[0] != question]
+    for fact, ranked in zip(asked, near, strict=True):
+        rest = [one for one in told if one.answer != fact.answer and one.question != fact.question]
         picked = [rest[i] for i in rng.permutation(len(rest))]
         foreign = [others[i] for i in rng.permutation(len(others))]
-        shots = [statement for _, statement, other in picked if not _tells(statement, answer)]
-        far = [statement for _, statement, _ in foreign if not _tells(statement, answer)]
-        retrieved = [pool[i] for i in ranked if not _tells(pool[i], answer)][:2]
-        wrong = picked[0][2]
+        shots = [one.statement for one in picked if not _tells(one.statement, fact.answer)]
+        far = [one.statement for one in foreign if not _tells(one.statement, fact.answer)]
+        retrieved = [pool[i] for i in ranked if not _tells(pool[i], fact.answer)][:2]
+        wrong, earlier = picked[0].answer, picked[20]
         contexts = (
             shots[0], "\n".join(shots[1:4]), "\n".join(shots[4:12]), "\n".join(far[:3]), *retrieved,
-            f"Earlier I was asked: {picked[20][0]} I answered: {picked[20][2]}.",
+            f"Earlier I was asked: {earlier.question} I answered: {earlier.answer}.",
             f"{wrong}! {wrong}! It is {wrong}, surely {wrong}!",
         )  # fmt: skip
-        queries.append(
-            Query(
-                question, answer, contexts,
-                ("1 example", "3 examples", "8 examples", "other examples", "retrieved", "retrieved", "neighbour",
-                 "competitor"),
-            )
-        )  # fmt: skip
+        sources = ("1 example", "3 examples", "8 examples", "other examples", "retrieved", "retrieved", "neighbour",
+                   "competitor")  # fmt: skip
+        queries.append(Query(fact.question, fact.start, fact.answer, contexts, sources))
     return queries, choices
 
 
@@ -107,7 +117,7 @@ def tiny_queries(count: int) -> tuple[list[Query], list[str]]:
     for _ in range(count):
         words = [f"w{i}" for i in rng.integers(2, 40, 14)]
         contexts = tuple(" ".join(words[i : i + 3]) for i in range(0, 8, 2))
-        found.append(Query(" ".join(words[8:]), str(rng.choice(choices)), contexts, ("a", "a", "b", "b")))
+        found.append(Query(" ".join(words[8:]), "", str(rng.choice(choices)), contexts, ("a", "a", "b", "b")))
     return found, choices
 
 

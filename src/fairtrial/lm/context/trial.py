@@ -46,7 +46,7 @@ class ContextParams(BaseModel):
     queries: Annotated[str, Input()] = Field(
         "relations",
         description="'relations' (capitals, states, nationalities), 'tiny', or a .jsonl file whose rows have query, "
-        "contexts (as many each), choices, answer, and perhaps sources and relation",
+        "contexts (as many each), choices, answer, and perhaps start (of the answer), sources and relation",
     )
     n_queries: int = Field(40, ge=4, description="queries of a relation")
     blocks: int = Field(5, ge=2, le=40, description="blocks of a relation's queries")
@@ -93,7 +93,7 @@ def own_queries(params: ContextParams) -> dict[str, list[tuple[Query, list[str]]
         except InputError as error:
             raise InputError(f"queries={params.queries}: query {number}: {error}") from None
         sources = tuple(map(str, row.get("sources") or ["context"] * len(contexts)))
-        query = Query(row["query"], answer, tuple(contexts), sources)
+        query = Query(row["query"], row["start"], answer, tuple(contexts), sources)
         found.setdefault(str(row.get("relation", "own")), []).append((query, choices))
     return found
 
@@ -133,7 +133,7 @@ def read(stages: Any, relation: str, params: ContextParams) -> dict[str, Any]:
     for i, (query, choices) in enumerate(told):
         prompts = [query.question, *(joined(query.question, c) for c in query.contexts)]
         prompts.append(joined(query.question, "\n".join(query.contexts)))
-        y = answer_vectors(model, tokenizer, prompts, choices)
+        y = answer_vectors(model, tokenizer, prompts, choices, start=query.start)
         c, k = len(choices), len(query.contexts)
         before[i, :c], after[i, :k, :c], everything[i, :c] = y[0], y[1:-1], y[-1]
         truth[i, :c] = [float(normalised(choice) == normalised(query.answer)) for choice in choices]

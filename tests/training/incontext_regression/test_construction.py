@@ -43,7 +43,7 @@ def prompt(tasks):
 
 @pytest.fixture(scope="module")
 def atlas(tasks):
-    return tasks.atlas(k=5, n=80)
+    return tasks.atlas(k=16, n=80)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_trace_and_explain_tell_the_layers(model, prompt):
     words = model.explain(prompt)
     assert "8 layers" in words
     assert "12 Newton-Schulz" in words
-    assert "10 charts" in words
+    assert "32 charts" in words
 
 
 def test_the_parameters_can_be_trained(atlas, prompt):

@@ -21,6 +21,8 @@ FEATURES = 12  # sinusoids behind a generic sheet
 BEND = 1.5  # standard deviation of their frequencies: radians over the sheet's width
 WAVE = 4.0  # radians that the regression function's first octave turns over the sheet's width
 OCTAVES = 6
+SAMPLED = 1000  # points of a manifold that an atlas is laid over
+LEAN = 0.5  # cosine of the greatest angle, 60 degrees, between a chart's frame and the tangents of what it answers
 
 
 class AggregateRate(NamedTuple):
@@ -288,7 +290,11 @@ class ManifoldMixture:
         return np.linalg.qr(jacobian)[0]
 
     def atlas(self, k: int = 6, *, n: int = 512, scale: float = 1.0) -> tuple[Chart, ...]:
-        """Return ``k`` charts of each manifold, centred by farthest-point sampling, with their tangents as frames.
+        """Return ``k`` charts of each manifold, with the tangents at their centres as frames.
+
+        Centres are chosen one after the other, each the farthest point from those before among the points that no
+        chart answers yet, then among all. A chart ends where the manifold's tangents lean 60 degrees from its frame.
+        Strongly bent manifolds need many charts: a query outside all of them is in ``outside="nearest"``'s hands.
 
         Parameters
         ----------
@@ -304,14 +310,13 @@ class ManifoldMixture:
         rng = generator(self.seed, "atlas")
         found = []
         for m, d in enumerate(self.dims):
-            latent = rng.uniform(size=(400, d)) if self.shape == "generic" else _directions(rng, 400, d + 1)
+            latent = rng.uniform(size=(SAMPLED, d)) if self.shape == "generic" else _directions(rng, SAMPLED, d + 1)
             s = self._coordinates(m, latent)
-            x = self.points(m, s)
-            centers, reach = _farthest(x, k)
-            # A tenth more than what covers the sample, so that a query between its points has a chart too.
+            x, tangents = self.points(m, s), self.tangents(m, s)
+            centers, radii = _cover(x, tangents, k)
             found += [
-                Chart(x[i], frame, d, self.smoothness, self.bandwidth(m, n, scale), 1.1 * reach)
-                for i, frame in zip(centers, self.tangents(m, s[centers]), strict=True)
+                Chart(x[i], tangents[i], d, self.smoothness, self.bandwidth(m, n, scale), radius)
+                for i, radius in zip(centers, radii.tolist(), strict=True)
             ]
         return tuple(found)
 
@@ -364,11 +369,23 @@ def _directions(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return g / np.linalg.norm(g, axis=-1, keepdims=True)
 
 
-def _farthest(x: np.ndarray, k: int) -> tuple[np.ndarray, float]:
-    """Return ``k`` rows of ``x``, each the farthest from those before, and how far any row is from them at most."""
-    chosen = [int(np.linalg.norm(x - x.mean(0), axis=1).argmin())]
-    nearest = np.linalg.norm(x - x[chosen[0]], axis=1)
+def _cover(x: np.ndarray, tangents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``k`` rows of points ``x`` (n, D) with ``tangents`` (n, D, d), and the radius of the chart at each."""
+    chosen: list[int] = []
+    limits: list[float] = []
+    covered = np.full(len(x), np.inf)  # distance to the nearest chart that answers a point
+    nearest = np.full(len(x), np.inf)  # to the nearest centre
+    i = int(np.linalg.norm(x - x.mean(0), axis=1).argmin())
     while len(chosen) < min(k, len(x)):
-        chosen.append(int(nearest.argmax()))
-        nearest = np.minimum(nearest, np.linalg.norm(x - x[chosen[-1]], axis=1))
-    return np.array(chosen), float(nearest.max())
+        distance = np.linalg.norm(x - x[i], axis=1)
+        lean = np.linalg.svd(tangents[i].T @ tangents, compute_uv=False)[:, -1]  # smallest cosine of principal angles
+        limit = distance[lean < LEAN].min(initial=np.inf)
+        chosen.append(i)
+        limits.append(float(limit))
+        covered = np.minimum(covered, np.where(distance < limit, distance, np.inf))
+        nearest = np.minimum(nearest, distance)
+        left = np.isinf(covered)
+        i = int(np.where(left, nearest, -1.0).argmax() if left.any() else covered.argmax())
+    # A tenth more than what covers the sample, so that a query between its points has a chart too.
+    reach = 1.1 * covered[np.isfinite(covered)].max()
+    return np.array(chosen), np.minimum(limits, reach)

@@ -164,7 +164,7 @@ def test_the_network_equals_the_estimator_it_computes(model, atlas, prompt):
         frame_estimate(atlas, x.numpy(), y.numpy(), query.numpy())
         for x, y, query in zip(prompt.x, prompt.y, prompt.query, strict=True)
     ]
-    assert_allclose(model(prompt.x, prompt.y, prompt.query), solved, atol=1e-6)
+    assert_allclose(model(prompt.x, prompt.y, prompt.query), solved, atol=1e-12)
 
 
 def test_permuting_or_duplicating_the_context_changes_nothing(model, prompt):

@@ -304,7 +304,7 @@ class ConstructedRegressor(nn.Module):
 
 
 def frame_estimate(
-    atlas: Sequence[Chart], x: np.ndarray, y: np.ndarray, query: np.ndarray, *, layers1: int = 8
+    atlas: Sequence[Chart], x: np.ndarray, y: np.ndarray, query: np.ndarray, *, layers1: int = 8, layers2: int = 4
 ) -> float:
     """Return what :class:`ConstructedRegressor` computes for one prompt, by solving each step exactly.
 
@@ -313,6 +313,7 @@ def frame_estimate(
     atlas : charts.
     x, y, query : (n, D), (n,) and (D,).
     layers1 : power of the preconditioner; 0 leaves it out.
+    layers2 : layers of the solvers: all but the first refine what the ridge keeps from the least squares.
 
     Notes
     -----
@@ -343,7 +344,8 @@ def frame_estimate(
     for gate, chart in zip(gates, atlas, strict=True):
         if gate > 0:
             u = (delta - z) @ chart.frame / chart.bandwidth
-            predicted += gate * float(fit_local(u[None], w[None], local_degree(chart)).weights[0] @ y)
+            fitted = fit_local(u[None], w[None], local_degree(chart), refinements=layers2 - 1)
+            predicted += gate * float(fitted.weights[0] @ y)
     return predicted
 
 

@@ -53,7 +53,7 @@ def monomials(u: np.ndarray, degree: int) -> np.ndarray:
     return np.stack(columns, axis=-1)
 
 
-def fit_local(u: np.ndarray, w: np.ndarray, degree: int, *, ridge: float = RIDGE) -> LocalFit:
+def fit_local(u: np.ndarray, w: np.ndarray, degree: int, *, ridge: float = RIDGE, refinements: int = 0) -> LocalFit:
     """Fit polynomials in ``u`` by weighted least squares, and return what the value at ``u = 0`` is made of.
 
     Parameters
@@ -63,6 +63,7 @@ def fit_local(u: np.ndarray, w: np.ndarray, degree: int, *, ridge: float = RIDGE
     degree : of the polynomial.
     ridge : penalty on all coefficients but the constant, over the trace of the normal matrix and q. Directions that
         the neighbours do not span are left out by it, and constants are still reproduced.
+    refinements : rounds of iterative refinement, which undo the ridge in directions that the neighbours do span.
 
     Notes
     -----
@@ -77,8 +78,11 @@ def fit_local(u: np.ndarray, w: np.ndarray, degree: int, *, ridge: float = RIDGE
     normal = weighted.transpose(0, 2, 1) @ phi  # (Q, q, q)
     q = normal.shape[1]
     penalised = np.arange(1, q)
-    normal[:, penalised, penalised] += ridge * np.trace(normal, axis1=1, axis2=2)[:, None] / q
+    ridged = normal.copy()
+    ridged[:, penalised, penalised] += ridge * np.trace(normal, axis1=1, axis2=2)[:, None] / q
     first = np.zeros((len(u), q, 1))
     first[:, 0] = 1
-    a = np.linalg.solve(normal, first)  # (Q, q, 1): the first column of the inverse
+    a = np.linalg.solve(ridged, first)  # (Q, q, 1): the first column of the inverse
+    for _ in range(refinements):
+        a += np.linalg.solve(ridged, first - normal @ a)
     return LocalFit((weighted @ a)[..., 0], a[:, 0, 0] / total)

@@ -342,7 +342,7 @@ def parts(params: DraftingParams) -> tuple[Part, ...]:
         name="step",
         candidates=(
             Candidate("dpace", "method", uses=("loss",)),
-            Candidate("uniform", "control", uses=("loss",)),
+            Candidate("uniform", "baseline", uses=("loss",)),
         ),
         metrics=(Metric("ratio", "seconds of loss and gradient / cross-entropy", higher_is_better=False, timed=True),),
         factors=(Factor("repeat", range(6), kind="replicate"),),
@@ -362,7 +362,7 @@ def parts(params: DraftingParams) -> tuple[Part, ...]:
         candidates=(
             Candidate("dpace", "method", uses=("speculation", *uses)),
             Candidate("prompt-lookup", "baseline"),
-            Candidate("oracle", "control", uses=("speculation",)),
+            Candidate("oracle", "reference", uses=("speculation",)),
         ),
         metrics=(
             Metric("speedup", "plain seconds / seconds", timed=True),

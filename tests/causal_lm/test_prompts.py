@@ -1,5 +1,8 @@
+import pytest
+
 from fairtrial.causal_lm.prompts import following, prompt_texts
 from fairtrial.data.tiny import tiny_causal_lm
+from fairtrial.errors import InputError
 
 
 def test_a_chat_template_gets_system_shots_and_question():
@@ -23,6 +26,13 @@ def test_without_a_template_questions_follow_each_other():
         "w9\n\nw1 w2\n\nw3 w4\n\nw5"
     ]
     assert prompt_texts(tokenizer, ["w5"], start="It is") == ["w5 It is"]
+
+
+def test_what_is_no_list_of_prompts_is_refused():
+    tokenizer = tiny_causal_lm()[1]
+    for prompts, word in (("w1", "list of"), ([], "list of"), (["w1", " "], "prompt 1"), ([None], "prompt 0")):
+        with pytest.raises(InputError, match=word):
+            prompt_texts(tokenizer, prompts)
 
 
 def test_a_start_token_stays_where_the_tokenizer_puts_one():

@@ -25,6 +25,23 @@ from fairtrial.errors import InputError, UnknownNameError
 Pooling = Literal["last", "mean"]
 
 
+def as_states(states: Any, name: str = "states") -> torch.Tensor:
+    """Return a caller's states or directions as a float64 tensor on the CPU, detached.
+
+    Raises
+    ------
+    InputError
+        No array of real numbers.
+    """
+    try:
+        X = torch.as_tensor(states)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name}: give an array of numbers, not {type(states).__name__} of something else") from None
+    if X.is_complex():
+        raise InputError(f"{name} are complex: give real numbers")
+    return X.detach().to("cpu", torch.float64)
+
+
 def hidden_states(
     model: Any,
     ids: Ids,

@@ -5,6 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fairtrial.errors import InputError
+
+
+def checked_texts(texts: Sequence[str], name: str = "text") -> list[str]:
+    """Return texts as a list; refuse none at all, one text in place of a list, and empty ones.
+
+    Raises
+    ------
+    InputError
+        The message calls a text by ``name`` and its number, counted from 0.
+    """
+    if isinstance(texts, str) or not len(texts):
+        raise InputError(f"{name}s: give a list of at least one text")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{name} {i} is empty or not a text")
+    return [*texts]
+
 
 def prompt_texts(
     tokenizer: Any,
@@ -35,12 +53,18 @@ def prompt_texts(
     list of str
         n texts, for ``tokenizer(..., add_special_tokens=False)``.
 
+    Raises
+    ------
+    InputError
+        No question, or one that is empty or no text.
+
     Examples
     --------
     >>> from fairtrial.data.tiny import tiny_causal_lm
     >>> prompt_texts(tiny_causal_lm()[1], ["w5 w6"], shots=[("w1", "w2")])
     ['w1 w2\n\nw5 w6']
     """
+    questions = checked_texts(questions, "prompt")
     if getattr(tokenizer, "chat_template", None):
         before = [{"role": "system", "content": system}] if system else []
         for question, answer in shots:

@@ -178,7 +178,12 @@ def test_bad_logs_levels_and_budgets_are_refused(states_probe):
         (lambda: generous.fit(good.assign(level="x")), "no level 'x'"),
         (lambda: generous.fit(good).choose([np.nan]), "not finite"),
         (lambda: blind.generate("x"), "no model"),
+        (lambda: AdaSwitch(states_probe, two, budget_tokens=float("nan")), "budget_tokens=nan"),
+        (lambda: generous.fit(None), "DataFrame"),
+        (lambda: generous.fit(good.assign(prompt=None)), "row 0 has no prompt"),
         (lambda: Effort("a", max_new_tokens=0), "at least 1"),
+        (lambda: Effort("a", num_return_sequences=True), "whole numbers"),
+        (lambda: Effort(""), "give a text"),
         (lambda: Effort("a", tokens=-1), "positive"),
     ):
         with pytest.raises(FairtrialError, match=word):

@@ -121,6 +121,9 @@ def test_a_direction_orthogonal_to_all_anchors_is_unreachable():
         (draw(8), "at least 8"),
         (torch.full((9, 3), torch.nan), "anchor 0 is not finite"),
         (torch.ones(9, 3), "constant"),
+        ([["a"] * 3] * 9, "array of numbers"),
+        (draw(9, 3) + 1j, "complex"),
+        (None, "array of numbers"),
     ],
 )
 def test_anchors_that_make_no_frame_are_refused(states, word):
@@ -133,6 +136,8 @@ def test_other_bad_inputs_are_refused():
     for call, word in (
         (lambda: AnchorFrame(draw(9, 4), frame="round"), "no frame"),
         (lambda: AnchorFrame(draw(9, 4), remove_pcs=4), "remove_pcs"),
+        (lambda: AnchorFrame(draw(9, 4), remove_pcs=1.5), "whole number"),
+        (lambda: AnchorFrame(draw(9, 4), frame="whitened", eps=-1.0), "eps=-1"),
         (lambda: frame.of_states(draw(2, 5)), "4 dimensions"),
         (lambda: frame.of_states(torch.full((2, 4), torch.inf)), "not finite"),
         (lambda: frame.reconstruct(draw(8)), "9 anchors"),

@@ -187,7 +187,7 @@ def test_bad_inputs_are_refused(tiny, anchors):
         (lambda: space.add("n", model, tokenizer, depth=0), InputError, "depth"),
         (lambda: space.add("n", model, tokenizer, pooling="first"), UnknownNameError, "pooling"),
         (lambda: AnchorSpace(anchors).add("n", model, tokenizer, depth="auto"), InputError, "auto"),
-        (lambda: space.add_states("n", np.zeros((39, 4))), InputError, "39 states for 40"),
+        (lambda: space.add_states("n", np.zeros((39, 4))), InputError, "for the 40 anchors"),
         (lambda: space.add_direction("x", "axis", torch.ones(32)), UnknownNameError, "model"),
         (lambda: space.add_direction("m", "axis", torch.ones(31)), InputError, "32 dimensions"),
         (lambda: space.canonical("axis"), UnknownNameError, "axis"),

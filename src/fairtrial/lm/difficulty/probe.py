@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from fairtrial.causal_lm.hidden import hidden_states, model_digest
+from fairtrial.causal_lm.hidden import as_states, hidden_states, model_digest
 from fairtrial.causal_lm.layout import ChainSpec, find_blocks
-from fairtrial.causal_lm.prompts import prompt_texts
+from fairtrial.causal_lm.prompts import checked_texts, prompt_texts
 from fairtrial.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -119,10 +119,16 @@ class DifficultyProbe:
         InputError
             No two difficulties; values outside [0, 1]; prompts beyond the model's window; a prompt twice.
         """
-        self._check_prompts([*prompts, *unlabelled])
+        prompts = checked_texts(prompts, "prompt")
+        d = _checked_difficulty(difficulty, len(prompts))
+        every = checked_texts([*prompts, *unlabelled], "prompt")
+        first: dict[str, int] = {}
+        for i, prompt in enumerate(every):
+            if first.setdefault(prompt, i) != i:
+                raise InputError(f"prompts {first[prompt]} and {i} are the same: a reference may not be its own test")
+        H, lengths = self.states(every)
+        self._fit(H, d, lengths if self.remove_length else None)
         self.reference_prompts_ = tuple(prompts)
-        H, lengths = self.states([*prompts, *unlabelled])
-        self._fit(H, difficulty, lengths if self.remove_length else None)
         return self
 
     def predict(self, prompts: Any, lengths: Any = None) -> np.ndarray:
@@ -153,15 +159,7 @@ class DifficultyProbe:
 
     def token_ids(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of prompts, up to where their answers begin."""
-        if isinstance(prompts, str):
-            raise InputError("prompts is one string: give a list")
         return self.tokenizer(prompt_texts(self.tokenizer, prompts), add_special_tokens=False)["input_ids"]
-
-    def _check_prompts(self, prompts: Sequence[str]) -> None:
-        first: dict[str, int] = {}
-        for i, prompt in enumerate(prompts):
-            if first.setdefault(prompt, i) != i:
-                raise InputError(f"prompts {first[prompt]} and {i} are the same: a reference may not be its own test")
 
     def _candidates(self) -> list[int]:
         n = len(find_blocks(self.model, self.spec)[1])
@@ -196,27 +194,22 @@ class DifficultyProbe:
         """
         probe = cls(method=method, standardize=standardize, remove_length=lengths is not None)
         H = _three(states)
+        d = _checked_difficulty(difficulty, len(H))
         if unlabelled is not None:
-            H = torch.cat([H, _three(unlabelled)])
+            more = _three(unlabelled)
+            if more.shape[1:] != H.shape[1:]:
+                raise InputError(f"unlabelled states have shape {tuple(more.shape)}, references {tuple(H.shape)}")
+            H = torch.cat([H, more])
             if lengths is not None:
-                lengths = np.concatenate([np.asarray(lengths), np.asarray(unlabelled_lengths)])
-        probe._fit(H, difficulty, None if lengths is None else np.asarray(lengths))
+                lengths = [*lengths, *(() if unlabelled_lengths is None else unlabelled_lengths)]
+        probe._fit(H, d, lengths)
         return probe
 
     # -------------------------------------------------------------------------------------------------------------- fit
 
-    def _fit(self, H: torch.Tensor, difficulty: Any, lengths: np.ndarray | None) -> None:
-        d = np.asarray(difficulty, dtype=float)
+    def _fit(self, H: torch.Tensor, d: np.ndarray, lengths: Any) -> None:
         n = len(d)
-        if d.ndim != 1 or n > len(H) or not np.isfinite(d).all():
-            raise InputError(f"difficulty has shape {d.shape}: give one finite number a reference")
-        if d.min() < 0 or d.max() > 1:
-            raise InputError(
-                f"difficulties lie in [{d.min():g}, {d.max():g}]: scale them to [0, 1], for grades by "
-                "scipy.stats.rankdata(d, 'average') / len(d)"
-            )
-        if len(np.unique(d)) < 2:
-            raise InputError("all references are equally difficult: give easy and hard ones")
+        logs = None if lengths is None else _log_lengths(lengths, len(H))
         self.layers_ = [*range(H.shape[1])] if self.model is None else self._candidates()
         self._d = torch.from_numpy(d)
         # The frame, from references and unlabelled prompts. (m, L, d_model)
@@ -228,8 +221,7 @@ class DifficultyProbe:
         self._scale = deviation + 1e-6 * deviation.mean(1, keepdim=True).clamp_min(1e-30)
         self._slope = None
         Z = (X - self._mean) / self._scale
-        if lengths is not None:
-            logs = torch.from_numpy(np.log(np.asarray(lengths, dtype=float)))
+        if logs is not None:
             self._log_length = float(logs.mean())
             centred = logs - self._log_length
             if float(centred.square().sum()) > 1e-12:
@@ -296,9 +288,7 @@ class DifficultyProbe:
         Z = (X - self._mean) / self._scale
         if self._slope is None:
             return Z
-        if lengths is None or len(lengths) != len(X):
-            raise InputError("the probe takes out the prompt's length: give lengths=, one a prompt")
-        logs = torch.from_numpy(np.log(np.asarray(lengths, dtype=float))) - self._log_length
+        logs = _log_lengths(() if lengths is None else lengths, len(X)) - self._log_length
         return Z - logs[:, None, None] * self._slope
 
     def _raw(self, Z: torch.Tensor) -> torch.Tensor:
@@ -333,10 +323,12 @@ class DifficultyProbe:
         from sklearn.isotonic import IsotonicRegression
 
         s, y = np.asarray(scores, float), np.asarray(wrong, float)
-        if s.shape != y.shape or len(s) < FEWEST_TO_CALIBRATE:
+        if s.ndim != 1 or s.shape != y.shape or len(s) < FEWEST_TO_CALIBRATE:
             raise InputError(
-                f"{len(y)} outcomes for {len(s)} scores: calibrate with at least {FEWEST_TO_CALIBRATE} of both"
+                f"{y.size} outcomes for {s.size} scores: calibrate with at least {FEWEST_TO_CALIBRATE} of both"
             )
+        if not np.isfinite(s).all() or not np.isin(y, (0, 1)).all():
+            raise InputError("scores must be finite and outcomes 0 or 1")
         self._isotonic: IsotonicRegression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(s, y)
         return self
 
@@ -418,7 +410,7 @@ def concordance(truth: Any, score: Any) -> float:
     Raises
     ------
     InputError
-        If all truths are equal.
+        If all truths are equal, or there is not one of both a prompt.
 
     Examples
     --------
@@ -426,6 +418,8 @@ def concordance(truth: Any, score: Any) -> float:
     0.5
     """
     truth, score = np.asarray(truth, float), np.asarray(score, float)
+    if truth.ndim != 1 or truth.shape != score.shape or not np.isfinite([truth, score]).all():
+        raise InputError(f"truth has shape {truth.shape}, score {score.shape}: give a finite number of both a prompt")
     harder = truth[:, None] > truth[None, :]
     if not harder.any():
         raise InputError("all are equally difficult: there are no two to order")
@@ -434,8 +428,37 @@ def concordance(truth: Any, score: Any) -> float:
 
 
 def _three(states: Any) -> torch.Tensor:
-    H = torch.as_tensor(states)
+    """Return states as (n, L, d)."""
+    H = as_states(states)
+    if H.ndim not in (2, 3) or not len(H):
+        raise InputError(f"states have shape {tuple(H.shape)}: give (n, L, d) or (n, d) of at least one prompt")
     return H[:, None] if H.ndim == 2 else H
+
+
+def _checked_difficulty(difficulty: Any, n: int) -> np.ndarray:
+    """Return difficulties (n,) of n references; refuse those that order nothing."""
+    try:
+        d = np.asarray(difficulty, dtype=float)
+    except (TypeError, ValueError):
+        d = np.empty(0)
+    if d.shape != (n,) or not np.isfinite(d).all():
+        raise InputError(f"difficulty: give one finite number for each of the {n} references")
+    if d.min() < 0 or d.max() > 1:
+        raise InputError(
+            f"difficulties lie in [{d.min():g}, {d.max():g}]: scale them to [0, 1], for grades by "
+            "scipy.stats.rankdata(d, 'average') / len(d)"
+        )
+    if len(np.unique(d)) < 2:
+        raise InputError("all references are equally difficult: give easy and hard ones")
+    return d
+
+
+def _log_lengths(lengths: Any, n: int) -> torch.Tensor:
+    """Return the logs of the lengths (n,) of n prompts."""
+    given = np.asarray(lengths, dtype=float)
+    if given.shape != (n,) or not (given > 0).all():
+        raise InputError(f"the probe takes out the prompt's length: give lengths=, a positive number for {n} prompts")
+    return torch.from_numpy(np.log(given))
 
 
 def _direction(Z: torch.Tensor, d: torch.Tensor, method: Method) -> torch.Tensor:

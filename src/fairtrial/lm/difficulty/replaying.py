@@ -85,6 +85,8 @@ def check_log(log: pd.DataFrame, name: str = "log") -> pd.DataFrame:
     """
     import pandas as pd
 
+    if not isinstance(log, pd.DataFrame):
+        raise InputError(f"{name}: give a DataFrame, not {type(log).__name__}")
     for column in ("prompt", "level", "correct", "tokens"):
         if column not in log:
             raise InputError(f"{name}: no column {column!r}; it has {', '.join(map(str, log.columns))}")
@@ -96,6 +98,8 @@ def check_log(log: pd.DataFrame, name: str = "log") -> pd.DataFrame:
         if not good.all():
             row = int(np.flatnonzero(~good)[0])
             raise InputError(f"{name}: {column} of row {row} is {log[column].iloc[row]!r}: it must be {what}")
+    if (empty := log["prompt"].isna()).any():
+        raise InputError(f"{name}: row {int(np.flatnonzero(empty)[0])} has no prompt")
     return log.assign(**numbers)
 
 

@@ -59,8 +59,13 @@ class Effort:
     read: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.num_return_sequences < 1:
-            raise InputError(f"effort {self.name!r}: max_new_tokens and num_return_sequences must be at least 1")
+        if not isinstance(self.name, str) or not self.name:
+            raise InputError(f"an effort's name is {self.name!r}: give a text")
+        for count in (self.max_new_tokens, self.num_return_sequences):
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise InputError(
+                    f"effort {self.name!r}: max_new_tokens and num_return_sequences must be whole numbers, at least 1"
+                )
         if self.tokens is not None and not 0 < self.tokens < math.inf:
             raise InputError(f"effort {self.name!r}: tokens={self.tokens} must be positive")
 
@@ -118,6 +123,8 @@ class AdaSwitch:
         names = [level.name for level in levels]
         if len(names) < 2 or len(set(names)) < len(names):
             raise InputError(f"levels {names}: give at least two efforts of different names")
+        if not 0 < budget_tokens < math.inf:
+            raise InputError(f"budget_tokens={budget_tokens}: give a positive number")
         self.probe = probe
         self.levels = list(levels)
         self.budget_tokens = budget_tokens

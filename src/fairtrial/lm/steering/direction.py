@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from fairtrial.causal_lm.hidden import as_states
 from fairtrial.causal_lm.layout import ChainSpec, find_blocks
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.lm.steering.control_vectors import write_control_vector
@@ -125,7 +126,7 @@ class Direction:
 
     def score_states(self, states: Any) -> torch.Tensor:
         """Return how far states (n, d) lie along the direction, (n,), in standard deviations of the anchors."""
-        x = torch.as_tensor(states).detach().to("cpu", torch.float64)
+        x = as_states(states)
         if x.ndim != 2 or x.shape[1] != len(self.mean):
             raise InputError(f"states have shape {tuple(x.shape)}: give (n, {len(self.mean)})")
         return (x - self.mean) @ self.probe / self.spread

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
+from fairtrial.causal_lm.hidden import as_states
 from fairtrial.errors import InputError, UnknownNameError
 
 Frame: TypeAlias = Literal["cosine", "whitened"]
@@ -87,7 +88,7 @@ class AnchorFrame:
     ) -> None:
         if frame not in ("cosine", "whitened"):
             raise UnknownNameError("frame", frame, ["cosine", "whitened"])
-        X = torch.as_tensor(states).detach().to("cpu", torch.float64)  # (N, d)
+        X = as_states(states)  # (N, d)
         if X.ndim != 2 or len(X) < LEAST_ANCHORS:
             raise InputError(f"anchor states have shape {tuple(X.shape)}: give (N, d) with N at least {LEAST_ANCHORS}")
         if not bool(torch.isfinite(X).all()):
@@ -95,8 +96,12 @@ class AnchorFrame:
             raise InputError(f"the state of anchor {bad} is not finite")
         self.frame: Frame = frame
         self.remove_pcs = (1 if frame == "cosine" else 0) if remove_pcs is None else remove_pcs
-        if not 0 <= self.remove_pcs < min(X.shape):
-            raise InputError(f"remove_pcs={self.remove_pcs} of {min(X.shape)} components: give a smaller number")
+        if self.remove_pcs not in range(min(X.shape)):
+            raise InputError(
+                f"remove_pcs={self.remove_pcs} of {min(X.shape)} components: give a whole number, 0 or more, below that"
+            )
+        if not 0 < eps < float("inf"):
+            raise InputError(f"eps={eps}: give a positive number, such as 1e-6")
         self.mean = X.mean(0)
         centred = X - self.mean
         basis, deviations = _principal(centred)  # (d, rank), (rank,)
@@ -145,7 +150,7 @@ class AnchorFrame:
         UnreachableDirection
             No direction of this model has anything of such coordinates.
         """
-        c = torch.as_tensor(coordinates).to("cpu", torch.float64)
+        c = as_states(coordinates, "coordinates")
         if c.shape != (len(self.rows),) or not bool(torch.isfinite(c).all()):
             raise InputError(f"coordinates have shape {tuple(c.shape)}: one finite number for {len(self.rows)} anchors")
         r = _ridge(self.rows, c, ridge)
@@ -161,14 +166,14 @@ class AnchorFrame:
         The leave-one-out error of the ridge solution in closed form, over the length of the coordinates. It needs no
         label, so a ridge may be chosen by it.
         """
-        c = torch.as_tensor(coordinates).to("cpu", torch.float64)
+        c = as_states(coordinates, "coordinates")
         gram = self.rows @ self.rows.T  # (N, N)
         eye = torch.eye(len(gram), dtype=gram.dtype)
         hat = torch.linalg.solve(gram + _checked(ridge) * eye, gram)  # symmetric: the two commute
         return float(((c - hat @ c) / (1 - hat.diagonal())).norm() / c.norm())
 
     def _read(self, states: Any) -> torch.Tensor:
-        x = torch.as_tensor(states).detach().to("cpu", torch.float64)
+        x = as_states(states)
         if x.shape[-1:] != self.mean.shape:
             raise InputError(f"states have shape {tuple(x.shape)}: the anchors' have {len(self.mean)} dimensions")
         if not bool(torch.isfinite(x).all()):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from fairtrial.causal_lm.hidden import as_states
 from fairtrial.causal_lm.layout import ChainSpec, find_blocks
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.lm.steering.direction import ContrastiveDirection, Direction, read_safetensors
@@ -132,9 +133,11 @@ class AnchorSpace:
 
     def add_states(self, name: str, states: Any) -> None:
         """Add a model by its states of the anchors, (N, d), in their order."""
-        X = torch.as_tensor(states)
-        if len(X) != len(self.anchors):
-            raise InputError(f"{len(X)} states for {len(self.anchors)} anchors: give one an anchor, in their order")
+        X = as_states(states)
+        if X.ndim != 2 or len(X) != len(self.anchors):
+            raise InputError(
+                f"states have shape {tuple(X.shape)}: give (N, d) for the {len(self.anchors)} anchors, in their order"
+            )
         self._members[name] = _Member(AnchorFrame(X, **self._how), X)
 
     def add_direction(self, name: str, axis: str, direction: Any) -> None:
@@ -155,7 +158,7 @@ class AnchorSpace:
                     f"space with layer {member.layer}, pooling {member.pooling!r}: find both at one place"
                 )
             direction = direction.vector
-        vector = torch.as_tensor(direction).to("cpu", torch.float64)
+        vector = as_states(direction, "direction")
         member.frame.of_direction(vector)  # refuses what has no coordinates
         member.directions[axis] = vector
 

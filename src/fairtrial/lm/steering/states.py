@@ -10,7 +10,7 @@ import torch
 
 from fairtrial.causal_lm.hidden import cached_hidden_states, hidden_states
 from fairtrial.causal_lm.layout import ChainSpec, find_blocks
-from fairtrial.causal_lm.prompts import prompt_texts
+from fairtrial.causal_lm.prompts import checked_texts, prompt_texts
 from fairtrial.errors import InputError, UnknownNameError
 
 Pooling: TypeAlias = Literal["auto", "last", "mean"]
@@ -67,15 +67,12 @@ def text_states(
     cache
         A folder in which states are kept.
     """
-    if isinstance(texts, str) or not len(texts):
-        raise InputError("texts: give a list of at least one string")
-    if bad := [i for i, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]:
-        raise InputError(f"text {bad[0]} is empty or not a string")
+    texts = checked_texts(texts)
     how = pooling_of(model, pooling)
     if how == "last":
         ids = tokenizer(prompt_texts(tokenizer, texts), add_special_tokens=False)["input_ids"]
     else:
-        ids = tokenizer(list(texts))["input_ids"]
+        ids = tokenizer(texts)["input_ids"]
     ignored = tokenizer.all_special_ids if how == "mean" else ()
     if cache is None:
         states = hidden_states(model, ids, layers, pooling=how, ignore_ids=ignored, spec=spec)

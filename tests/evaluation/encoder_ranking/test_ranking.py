@@ -86,6 +86,17 @@ def test_the_representative_is_of_median_width_or_the_users_choice():
         rank(features, families=FAMILIES, stages=2, representatives={"b": "a1"})
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_pool_of_prepared_features_is_ranked_as_their_arrays(stages):
+    features = pool()
+    prepared = {name: Features(values) for name, values in features.items()}
+    how = {"families": FAMILIES, "stages": stages, "bootstrap": 10}
+    assert rank(prepared, **how).to_dict() == rank(features, **how).to_dict()
+    assert {one.name for one in prepared.values()} == {"features"}
+    with pytest.raises(InputError, match="clip has 160 items and b2 has 159"):
+        rank(prepared | {"b2": Features(features["b2"][1:], "clip")})
+
+
 def test_consensus_is_the_mean_rank_over_references():
     features = pool()
     references = [features["clip"], np.random.default_rng(1).normal(size=(160, 9))]
@@ -209,6 +220,8 @@ def test_item_ids_must_agree():
     ids["b2"] = ids["b2"][::-1]
     with pytest.raises(InputError, match="a1 and b2 have different item ids"):
         rank(features, ids=ids)
+    with pytest.raises(InputError, match="clip has 160 items and 159 ids"):
+        rank(features, ids=dict.fromkeys(features, range(159)))
 
 
 def test_items_in_another_order_are_warned_of():
@@ -232,6 +245,8 @@ def test_a_pool_of_one_family_is_told_of_the_within_family_score():
         ({"score": "ssr-dagger"}, "no score 'ssr-dagger'"),
         ({"families": {"a9": "a"}}, "no encoder 'a9'"),
         ({"stages": 3}, "stages=3"),
+        ({"stages": 2, "families": FAMILIES, "representatives": {"d": "a1"}}, "no family 'd'"),
+        ({"score": lambda features, reference: float("nan")}, "a1: its score is nan"),
         ({"keep": 0}, "keep=0"),
         ({"ids": {"a9": [1]}}, "no encoder 'a9'"),
         ({"reference": None}, "needs a reference"),

@@ -96,6 +96,7 @@ def test_a_reference_that_is_no_candidate_and_several_references(folder: Path) -
     ("change", "message"),
     [
         (lambda f: np.save(f / "dino.npy", np.eye(139, 3)), "clip has 140 items and dino has 139"),
+        (lambda f: np.save(f / "dino.npy", np.full((140, 3), "a")), "dino holds <U1: give real numbers"),
         (lambda f: (f / "dino.npy").write_bytes(b"no"), "cannot be read as .npy"),
         (lambda f: (f / "dino.npy").unlink(), "no such file"),
         (lambda f: (f / "families.csv").write_text("a,b\n1,2\n"), "must name the columns encoder and family"),
@@ -113,6 +114,24 @@ def test_options_that_do_not_exist_are_named(folder: Path) -> None:
     assert apply(folder, "--score", "ssr", "--bootstrap", "0").exit_code == 0
     assert isinstance(apply(folder, "--score", "scr").exception, UnknownNameError)
     assert isinstance(apply(folder, "--out", str(folder / "none" / "x.json")).exception, InputError)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_ranked(folder: Path) -> None:
+    for out in (folder, folder / "none" / "x.json", folder / "labels.npy"):
+        result = apply(folder, "--out", str(out), "--labels", str(folder / "labels.npy"), features=("none.npy",))
+        assert isinstance(result.exception, InputError)
+        assert str(result.exception).startswith(f"--out {out}: ")
+
+
+def test_labelled_rows_want_labels_and_occur_once(folder: Path) -> None:
+    np.save(folder / "rows.npy", np.arange(140) // 2)
+    rows = ("--bootstrap", "0", "--labelled", str(folder / "rows.npy"))
+    alone = apply(folder, *rows)
+    assert isinstance(alone.exception, InputError)
+    assert "give the --labels of these rows too" in str(alone.exception)
+    twice = apply(folder, *rows, "--labels", str(folder / "labels.npy"))
+    assert isinstance(twice.exception, InputError)
+    assert "a row occurs twice" in str(twice.exception)
 
 
 def test_files_are_read_by_their_suffix(folder: Path) -> None:

@@ -8,6 +8,7 @@ from fairtrial.cli.app import app
 from fairtrial.errors import InputError
 from fairtrial.evaluation.proof_quality.command import proof_quality
 from fairtrial.evaluation.proof_quality.theorems import bank
+from fairtrial.judges import CachedJudge
 
 
 @pytest.fixture
@@ -66,3 +67,40 @@ def test_what_cannot_be_done_is_refused_without_a_file(file, tmp_path, values, s
         proof_quality(file, out=out, **values)
     assert said in str(raised.value)
     assert not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_a_judge_is_asked(file, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fairtrial.evaluation.proof_quality.command._judge", lambda *how: asked.append(how))
+    (tmp_path / "q.csv").mkdir()
+    for out in (tmp_path / "q.csv", file / "q.csv"):
+        with pytest.raises(InputError, match=r"q\.csv.*give another"):
+            proof_quality(file, out=out, judge="model")
+    assert not asked
+
+
+def test_replies_of_a_judge_outlive_an_error_after_them(file, tmp_path, monkeypatch):
+    (tmp_path / "judge").write_text("")
+    asked, made = [], []
+
+    def reply(prompt):
+        asked.append(prompt)
+        return '{"correct": true, "confidence": 1}'
+
+    def local(folder, *, cache, temperature):
+        made.append(cache)
+        return CachedJudge(reply, cache)
+
+    def fails(*_):
+        raise RuntimeError("later")
+
+    monkeypatch.setattr("fairtrial.judges.LocalJudge", local)
+    with monkeypatch.context() as broken:
+        broken.setattr("fairtrial.evaluation.proof_quality.rank._with_correctness", fails)
+        with pytest.raises(RuntimeError, match="later"):
+            proof_quality(file, out=tmp_path / "q.csv", judge=str(tmp_path / "judge"))
+    count = len(asked)
+    assert count
+    proof_quality(file, out=tmp_path / "q.csv", judge=str(tmp_path / "judge"))
+    assert len(asked) == count  # this judge cannot tell proofs apart, so that nothing else is asked
+    assert made == [tmp_path / "q.replies"] * 2

@@ -52,12 +52,14 @@ def encoder_ranking(
     from rich.console import Console
 
     from fairtrial.evaluation.encoder_ranking.few_labels import FewLabelSelector
-    from fairtrial.evaluation.encoder_ranking.files import read_families, read_features, read_vector
+    from fairtrial.evaluation.encoder_ranking.files import check_out, read_families, read_features, read_vector
     from fairtrial.evaluation.encoder_ranking.ranking import rank_encoders
     from fairtrial.evaluation.encoder_ranking.subspace import Features
 
-    if out is not None and not out.parent.is_dir():
-        raise InputError(f"{out.parent} is no folder: give another --out")
+    if labelled is not None and labels is None:
+        raise InputError(f"--labelled {labelled}: give the --labels of these rows too")
+    if out is not None:
+        check_out(out, [*features, *reference, *filter(None, (families, labels, labelled))])
     pool = read_features(features)
     # A reference among the features is named, so that it is no candidate; another is given as it is.
     inside = {path.resolve() for path in features}
@@ -88,6 +90,8 @@ def encoder_ranking(
         items = len(next(iter(pool.values())))
         if rows.dtype.kind not in "iu" or len(rows) != len(y) or rows.min() < 0 or rows.max() >= items:
             raise InputError(f"{labels}: {len(y)} labels for {len(rows)} rows of {items} items: give --labelled rows")
+        if len(np.unique(rows)) < len(rows):
+            raise InputError(f"{labelled}: a row occurs twice, and a probe would be tested on what it has learned")
         selector = FewLabelSelector(ranking, budget=budget, strategy=strategy, seed=seed)  # type: ignore[arg-type]
         selector.fit({name: np.asarray(pool[name])[rows] for name in ranking.order}, y)
         report["labelled"] = {

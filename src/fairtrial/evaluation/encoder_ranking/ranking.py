@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +13,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fairtrial.errors import InputError, UnknownNameError
-from fairtrial.evaluation.encoder_ranking.subspace import SCORES, EncoderScore, Features, leave_one_out, ssr_dagger
+from fairtrial.evaluation.encoder_ranking.subspace import (
+    SCORES,
+    EncoderScore,
+    Features,
+    leave_one_out,
+    numbers,
+    ssr_dagger,
+)
 from fairtrial.seeds import generator
 
 if TYPE_CHECKING:
@@ -145,6 +154,10 @@ def rank_encoders(
     for name in families or {}:
         if name not in features:
             raise UnknownNameError("encoder", name, features)
+    every = [(families or {}).get(name, name) for name in features]
+    for family in representatives or {}:
+        if family not in every:
+            raise UnknownNameError("family", family, every)
     pool = _Pool(features, ids or {})
     notes: list[str] = []
     named, references = _references(pool, reference)
@@ -217,7 +230,13 @@ class _Pool:
     def features(self, name: str) -> Features:
         source = self.sources[name]
         self.passed.add(name)
-        return self.checked(Features.of(source() if callable(source) else source, name))
+        found = Features.of(source() if callable(source) else source, name)
+        if found.name != name:  # features that were prepared under another name
+            found = copy.copy(found)
+            found.name = name
+        if name in self.ids and len(self.ids[name]) != found.items:
+            raise InputError(f"{name} has {found.items} items and {len(self.ids[name])} ids: give one id an item")
+        return self.checked(found)
 
     def checked(self, found: Features) -> Features:
         """Return features whose items are as many as those of the encoders before."""
@@ -258,8 +277,14 @@ def _representative(pool: _Pool, family: str, names: list[str], chosen: Mapping[
         return chosen[family]
     arrays: dict[str, Any] = {name: pool.sources[name] for name in names}
     if not any(map(callable, arrays.values())):
-        names = sorted(names, key=lambda name: np.shape(arrays[name])[-1])
+        names = sorted(names, key=lambda name: _width(arrays[name], name))
     return names[(len(names) - 1) // 2]
+
+
+def _width(source: Features | ArrayLike, name: str) -> int:
+    if isinstance(source, Features):
+        return source.width
+    return math.prod(numbers(source, name).shape[1:])  # another number of dimensions is refused when its turn comes
 
 
 # ---------------------------------------------------------------------------------------------------- scores, resampled
@@ -302,6 +327,8 @@ class _Scoring:
             if held:
                 self.held[name] = features
             values = self._values(function, features)
+            if not np.isfinite(values).all():
+                raise InputError(f"{name}: its score is {values[~np.isfinite(values)][0]}: use another score")
             drawn = self._drawn(function, features)
             whole.append(values)
             halves.append(values + drawn - drawn.mean(axis=0) if self.draws else drawn)

@@ -53,7 +53,8 @@ class Features:
     Raises
     ------
     InputError
-        Not two-dimensional, fewer than four items, not finite (naming the row), or the same for all items.
+        Not real numbers, not two-dimensional, fewer than four items, not finite (naming the row), or the same for all
+        items.
 
     Examples
     --------
@@ -63,18 +64,23 @@ class Features:
     """
 
     def __init__(self, values: ArrayLike, name: str = "features") -> None:
-        z = np.asarray(values, dtype=np.float64)
+        z = numbers(values, name).astype(np.float64, copy=False)
         if z.ndim != 2 or z.shape[0] < 4 or z.shape[1] < 1:
             raise InputError(f"{name}: give an array (items, features) of four items or more, got shape {z.shape}")
-        if not np.isfinite(z.sum()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = bool(np.isfinite(z.sum()))
+        if not finite:
             bad = np.flatnonzero(~np.isfinite(z).all(axis=1))
             if len(bad):
                 raise InputError(f"{name}: row {bad[0]} is not finite ({len(bad)} such rows): drop or repair the item")
         self.name = name
         self.items, self.width = z.shape
-        self.mean = z.mean(axis=0)  # (d,)
-        self.centred = z - self.mean  # (n, d)
-        self.deviation = np.sqrt(np.einsum("nd,nd->d", self.centred, self.centred) / self.items)  # (d,)
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below
+            self.mean = z.mean(axis=0)  # (d,)
+            self.centred = z - self.mean  # (n, d)
+            self.deviation = np.sqrt(np.einsum("nd,nd->d", self.centred, self.centred) / self.items)  # (d,)
+        if not np.isfinite(self.deviation).all():
+            raise InputError(f"{name}: numbers this large overflow when they are squared: scale the features down")
         self.varies = self.deviation > ROUNDING * (np.abs(self.mean) + self.deviation.max())  # (d,)
         if not self.varies.any():
             raise InputError(f"{name}: the features are the same for every item: nothing can be ranked by them")
@@ -167,6 +173,23 @@ class Features:
             )
         k = min(int(rank), max(1, self.items // 8), len(values))
         return vectors[:, :k], values[:k] / values[:k].sum()
+
+
+def numbers(values: ArrayLike, name: str) -> Array:
+    """Return values as an array of real numbers.
+
+    Raises
+    ------
+    InputError
+        Text, complex numbers, objects, or rows of different lengths.
+    """
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged; or a tensor that records gradients
+        raise InputError(f"{name} cannot be read as an array: {str(error).splitlines()[0]}") from None
+    if found.dtype.kind not in "biuf":
+        raise InputError(f"{name} holds {found.dtype}: give real numbers (items, features)")
+    return found
 
 
 def _axes(gram: Array) -> tuple[Array, Array]:
@@ -334,7 +357,7 @@ def leave_one_out(
     (1.0, True)
     """
     z, r = _pair(features, reference)
-    if not len(penalties) or not min(penalties) > 0:
+    if not len(penalties) or not all(penalty > 0 for penalty in penalties):
         raise InputError(f"penalties={tuple(penalties)}: give one or more positive numbers")
     targets, weights = r.leading(rank)  # P (n, k), (k,)
     axes, squares = z.standardised if standardize else z.scaled_as_one  # A V (n, q), s^2 (q,)

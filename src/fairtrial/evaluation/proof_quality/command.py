@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,8 @@ def proof_quality(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name at the judge's URL.")] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the judge's replies; a rerun asks less.")
+        Path | None,
+        typer.Option(help="Folder that keeps the judge's replies for a rerun; left out, it is beside --out."),
     ] = None,
     votes: Annotated[int, typer.Option(min=1, help="Replies to each question, sampled if more than one.")] = 1,
     taxonomy: Annotated[Path | None, typer.Option(help="A TOML file of techniques and levels of your own.")] = None,
@@ -64,10 +66,14 @@ def proof_quality(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}") from None
+        raise InputError(f"--out {out}: {error.strerror}: give another file") from None
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):  # before anything is asked
+        raise InputError(f"--out {out}: no file can be written there: give another")
+    # What a judge has said is kept from the first reply: whatever ends the run, the next one asks only the rest.
+    kept = cache or out.with_suffix(".replies")
     table = rank_proofs(
         given,
-        judge=None if judge is None else _judge(judge, model, cache, 0.7 if votes > 1 else 0.0),
+        judge=None if judge is None else _judge(judge, model, kept, 0.7 if votes > 1 else 0.0),
         votes=votes,
         taxonomy=taxonomy,
         encoder=None if encoder is None else _encoder(encoder),
@@ -94,7 +100,7 @@ def proof_quality(
     typer.echo(f"written to {out}")
 
 
-def _judge(judge: str, model: str | None, cache: Path | None, temperature: float) -> Judge:
+def _judge(judge: str, model: str | None, cache: Path, temperature: float) -> Judge:
     from fairtrial.judges import LocalJudge, OpenAIJudge
 
     if judge.startswith(("http://", "https://")):

@@ -11,7 +11,7 @@ True
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fairtrial.errors import InputError
@@ -90,9 +90,9 @@ def pieces(text: str, where: str = "") -> list[Piece]:
     Raises
     ------
     InputError
-        Math that opens and does not close, or closes and was not opened, with its position in characters.
+        Math or braces that open and do not close, or close and were not opened, with their line and column.
     """
-    prose, formulas = _split(_expanded(_COMMENT.sub("", text), where), where)
+    prose, formulas = _split(_expanded(_Source(_COMMENT.sub(_blank, text), where)))
     found: list[Piece] = []
     for word in _words(prose):
         match word[0]:
@@ -113,34 +113,62 @@ def pieces(text: str, where: str = "") -> list[Piece]:
     return found
 
 
-def _expanded(text: str, where: str) -> str:
+def _blank(match: re.Match[str]) -> str:
+    """Return as much white space as was matched, so that what follows keeps its place."""
+    return " " * len(match[0])
+
+
+class _Source:
+    """A text whose macros are being expanded, and where each of its characters was written."""
+
+    def __init__(self, text: str, where: str = "") -> None:
+        self.text = self.written = text
+        self.where = where
+        self.origin: Sequence[int] = range(len(text))
+
+    def place(self, at: int) -> str:
+        """Return the line and column, from 1, where the character ``at`` was written: of a macro, where it is used."""
+        at = self.origin[at]
+        return f"line {self.written.count(chr(10), 0, at) + 1}, column {at - self.written.rfind(chr(10), 0, at)}"
+
+    def put(self, start: int, end: int, text: str) -> None:
+        """Replace a part of the text."""
+        origin = self.origin
+        self.origin = [*origin[:start], *[origin[start]] * len(text), *origin[end:]]
+        self.text = self.text[:start] + text + self.text[end:]
+
+
+def _expanded(source: _Source) -> _Source:
     """Expand the macros that the text defines, innermost uses included."""
     macros: dict[str, tuple[int, str]] = {}
-    while match := _DEFINITION.search(text):
-        body, end = _group(text, match.end(), where)
+    while match := _DEFINITION.search(source.text):
+        body, end = _group(source, match.end())
         macros[match[1]] = int(match[2] or 0), body
-        text = text[: match.start()] + text[end:]
+        source.put(match.start(), end, "")
     if not macros:
-        return text
+        return source
     use = re.compile("|".join(rf"{re.escape(name)}(?![A-Za-z])" for name in macros))
     for _ in range(10_000):  # a macro that calls itself would never end
-        match = use.search(text)
+        match = use.search(source.text)
         if match is None:
-            return text
+            return source
         count, body = macros[match[0]]
         end = match.end()
         for i in range(count):
-            argument, end = _group(text, end, where)
+            argument, end = _group(source, end)
             body = body.replace(f"#{i + 1}", argument)
-        text = text[: match.start()] + body + text[end:]
-    raise InputError(f"{where}the macros {', '.join(macros)} call each other without end: expand them first")
+        source.put(match.start(), end, body)
+    raise InputError(f"{source.where}the macros {', '.join(macros)} call each other without end: expand them first")
 
 
-def _group(text: str, at: int, where: str) -> tuple[str, int]:
+def _group(source: _Source, at: int) -> tuple[str, int]:
     """Return the argument that begins at ``at``, a braced group or one token, and where it ends."""
+    text = source.text
     while at < len(text) and text[at].isspace():
         at += 1
-    if at < len(text) and text[at] != "{":
+    if at == len(text):
+        raise InputError(f"{source.where}the text ends where a macro's argument is missing: give it")
+    if text[at] != "{":
         token = _MATH_TOKEN.match(text, at)
         assert token is not None
         return token[0], token.end()
@@ -149,11 +177,12 @@ def _group(text: str, at: int, where: str) -> tuple[str, int]:
         depth += (text[i] == "{") - (text[i] == "}")
         if depth == 0:
             return text[at + 1 : i], i + 1
-    raise InputError(f"{where}the brace opened at character {at} is never closed: close it")
+    raise InputError(f"{source.where}unbalanced brace: opened at {source.place(at)} and never closed: close it")
 
 
-def _split(text: str, where: str) -> tuple[str, list[tuple[str, ...]]]:
+def _split(source: _Source) -> tuple[str, list[tuple[str, ...]]]:
     """Return the prose, with a numbered mark for each formula, and the formulas."""
+    text, where = source.text, source.where
     prose: list[str] = []
     formulas: list[tuple[str, ...]] = []
     closing, opened, at, inner = "", 0, 0, False  # inner: between the $ of a \text{..} inside a display
@@ -163,7 +192,8 @@ def _split(text: str, where: str) -> tuple[str, list[tuple[str, ...]]]:
             continue
         if not closing:
             if sign in (r"\)", r"\]") or match[1] == "end":
-                raise InputError(f"{where}{sign!r} at character {match.start()} closes math that was not opened")
+                place = source.place(match.start())
+                raise InputError(f"{where}unbalanced math: {sign!r} at {place} closes what was not opened: open it")
             prose.append(text[at : match.start()])
             ends = {"$": "$", "$$": "$$", r"\(": r"\)", r"\[": r"\]"}
             closing, opened, at = ends.get(sign, rf"\end{{{match[2]}}}"), match.start(), match.end()
@@ -172,40 +202,44 @@ def _split(text: str, where: str) -> tuple[str, list[tuple[str, ...]]]:
             prose += [f"\ue002{label.strip('()')}\ue001" for label in _LABEL.findall(formula)]
             kind = "i" if closing in ("$", r"\)") else "d"  # inline or displayed
             prose.append(f"\ue000{kind}{len(formulas)}\ue001")
-            formulas.append(math_tokens(_LABEL.sub("", formula)))
+            formulas.append(math_tokens(_LABEL.sub(_blank, formula), source, at))
             closing, at = "", match.end()
         elif sign == "$" and closing != "$":
             inner = not inner
         else:
             raise InputError(
-                f"{where}unbalanced math: {sign!r} at character {match.start()} while the math opened at "
-                f"character {opened} is still open"
+                f"{where}unbalanced math: {sign!r} at {source.place(match.start())} while the math opened at "
+                f"{source.place(opened)} is still open; add {closing!r} between"
             )
     if closing:
-        raise InputError(f"{where}unbalanced math: opened at character {opened} and never closed; add {closing!r}")
+        raise InputError(f"{where}unbalanced math: opened at {source.place(opened)} and never closed; add {closing!r}")
     prose.append(text[at:])
     return "".join(prose), formulas
 
 
-def math_tokens(formula: str) -> tuple[str, ...]:
+def math_tokens(formula: str, source: _Source | None = None, at: int = 0) -> tuple[str, ...]:
     r"""Return the tokens of a formula: commands, letters one by one, numbers, signs, and braces round several tokens.
+
+    ``source`` is the text that holds the formula at ``at``, for the place in errors.
 
     >>> math_tokens(r"x^{2} \leq \left( 2ab \right)")
     ('x', '^', '2', '\\le', '(', '2', 'a', 'b', ')')
     """
+    source = source or _Source(formula)
     tokens: list[str] = []
-    opened: list[int] = []
+    opened: list[tuple[int, int]] = []  # how many tokens came before an open brace, and its place
     for match in _MATH_TOKEN.finditer(formula):
         token = match[0]
         if match[1] is not None:
             tokens += [f'"{word}' for word in re.findall(r"[^\s$]+", match[1])]  # words inside a formula
         elif token == "{":
-            opened.append(len(tokens))
+            opened.append((len(tokens), match.start()))
             tokens.append(token)
         elif token == "}":
             if not opened:
-                raise InputError(f"unbalanced brace in the formula {formula.strip()!r}: remove it")
-            start = opened.pop()
+                place = source.place(at + match.start())
+                raise InputError(f"{source.where}unbalanced brace: '}}' at {place} closes none: remove it")
+            start, _ = opened.pop()
             if len(tokens) - start <= 2:  # braces round nothing or a single token
                 del tokens[start]
             else:
@@ -213,7 +247,8 @@ def math_tokens(formula: str) -> tuple[str, ...]:
         elif token not in _TYPOGRAPHY and token != "$":
             tokens.append(_SYNONYMS.get(token, token))
     if opened:
-        raise InputError(f"unbalanced brace in the formula {formula.strip()!r}: close it")
+        place = source.place(at + opened[-1][1])
+        raise InputError(f"{source.where}unbalanced brace: opened at {place} and never closed: close it")
     return tuple(tokens)
 
 

@@ -98,7 +98,10 @@ class Proof:
         if isinstance(proof, str):
             self.steps = _steps(pieces(proof, where))
         else:
-            parts = [[step] if isinstance(step, Step) else _steps(pieces(step, where), whole=True) for step in proof]
+            parts = [
+                [step] if isinstance(step, Step) else _steps(pieces(step, f"{where}step {number}: "), whole=True)
+                for number, step in enumerate(proof, start=1)
+            ]
             self.steps = tuple(step for part in parts for step in part)
         self.source = proof if isinstance(proof, str) else " ".join(step.text for step in self.steps)
         if not self.steps:

@@ -235,6 +235,8 @@ def rank_proofs(
     for name in wanted - set(AXES):
         raise UnknownNameError("metric", name, AXES)
     known = taxonomy if isinstance(taxonomy, Taxonomy) else Taxonomy(taxonomy)
+    for requested in {proof.requested for proof in given} - {None} if "adaptivity" in wanted else ():
+        known[str(requested)]  # refused before a judge is asked
     remembering = None if encoder is None else RememberingEncoder(encoder)
     if remembering is not None:  # one batch
         remembering([sentence for proof in given if not proof.formal for sentence in masked(proof)])
@@ -348,8 +350,6 @@ def _adaptivities(proofs: Sequence[Proof], taxonomy: Taxonomy, encoder: Encoder 
         for proof in proofs:
             if proof.model == model:
                 asked.setdefault(proof.requested, []).append(proof)
-        for technique in asked.keys() - {None}:
-            taxonomy[str(technique)]
         try:
             found[model] = adaptivity(asked, known=proofs, taxonomy=taxonomy, encoder=encoder)
         except InputError:  # nothing it was asked for is feasible, or nothing was written freely

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairtrial.errors import InputError
+from fairtrial.errors import FairtrialError, InputError
 
 Product = Callable[[Tensor], Tensor]
 """Maps vectors (b, P), one a row, to their products with a symmetric matrix, (b, P)."""
@@ -125,8 +125,8 @@ class Hessian:
         """Return the loss of a batch and its gradient, which can be differentiated again."""
         if self._held is not None:
             return self._held
-        loss = _scalar(self.loss(batch))
-        slopes = torch.autograd.grad(loss, self.parameters, create_graph=create_graph, materialize_grads=True)
+        loss = scalar(self.loss(batch))
+        slopes = _slopes_of(loss, self.parameters, torch.ones_like(loss), create_graph=create_graph)
         return float(loss.detach()), slopes
 
 
@@ -184,11 +184,9 @@ class GaussNewton:
     def _graphs(self, batch: Any) -> tuple[Tensor, tuple[Tensor, ...], Tensor, Tensor, Tensor]:
         z = self.outputs(batch)
         cotangent = torch.zeros_like(z, requires_grad=True)
-        pulled = torch.autograd.grad(
-            z, self.parameters, cotangent, create_graph=True, retain_graph=True, materialize_grads=True
-        )
+        pulled = _slopes_of(z, self.parameters, cotangent, create_graph=True)
         at = z.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(_scalar(self.criterion(at, batch)), at, create_graph=True)
+        (gradient,) = torch.autograd.grad(scalar(self.criterion(at, batch)), at, create_graph=True)
         return z, pulled, cotangent, gradient, at
 
 
@@ -201,9 +199,23 @@ def _vjp(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequen
     return torch.autograd.grad(depending, inputs, theirs, retain_graph=retain, materialize_grads=True)
 
 
-def _scalar(loss: Tensor) -> Tensor:
-    if loss.dim():
-        raise InputError(f"the loss has shape {tuple(loss.shape)}: return the mean loss of the batch, a scalar")
+def _slopes_of(z: Tensor, parameters: Sequence[Tensor], cotangent: Tensor, *, create_graph: bool) -> tuple[Tensor, ...]:
+    """Return the gradients of ``cotangent . z``, of which at least one parameter must be a cause."""
+    found: tuple[Tensor | None, ...] = ()
+    if z.requires_grad:
+        found = torch.autograd.grad(
+            z, parameters, cotangent, create_graph=create_graph, retain_graph=create_graph, allow_unused=True
+        )
+    if all(slope is None for slope in found):
+        raise InputError("the loss depends on none of the parameters: give those that the model computes with")
+    return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True))
+
+
+def scalar(loss: Tensor) -> Tensor:
+    """Return a loss that is one number, and refuse any other."""
+    if not isinstance(loss, Tensor) or loss.dim():
+        what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError(f"the loss is {what}: return the mean loss of the batch, a scalar tensor")
     return loss
 
 
@@ -212,10 +224,18 @@ def _checked(parameters: Sequence[Tensor], batches: Sequence[Any]) -> tuple[list
     trainable = [p for p in parameters if p.requires_grad]
     if not trainable:
         raise InputError("no parameter requires a gradient: curvature is taken with respect to those that do")
+    for p in trainable:
+        if p.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"a parameter of shape {tuple(p.shape)} is {p.dtype}: curvature needs float32 or float64")
     batches = list(batches)
     if not batches:
         raise InputError("no batches: give at least one, a tensor or a tuple of tensors")
-    counts = [len(batch if isinstance(batch, Tensor) else batch[0]) for batch in batches]
+    try:
+        counts = [len(batch if isinstance(batch, Tensor) else batch[0]) for batch in batches]
+    except (TypeError, KeyError, IndexError):
+        raise InputError("batches: give tensors, or tuples whose first tensor has an example a row") from None
+    if not sum(counts):
+        raise InputError("the batches have no examples")
     return trainable, batches, [count / sum(counts) for count in counts]
 
 
@@ -293,6 +313,8 @@ def top_eigenpairs(
     """
     if not 1 <= k <= size:
         raise InputError(f"k={k}: from 1 to the number of parameters, {size}")
+    if not (tol >= 0 and max_products >= 1):
+        raise InputError(f"tol={tol}, max_products={max_products}: at least 0 and 1")
     width = min(2 if k > 1 else 1, size)
     cap = min(size, max(basis or max(20, 2 * k + 10), k + 2 * width))
     generator = generator or torch.Generator(device=device).manual_seed(0)
@@ -315,6 +337,8 @@ def top_eigenpairs(
         new = slice(used, used + len(block))
         v[new] = block
         w = product(block)
+        if not bool(w.isfinite().all()):
+            raise FairtrialError("a product with the matrix is not finite: nothing can be measured any more")
         products += len(block)
         used += len(block)
         coefficients = v[:used] @ w.T
@@ -390,6 +414,8 @@ def spectral_density(
     >>> nodes.round(4), round(float(weights.sum()), 6)
     (array([1., 2., 3.]), 1.0)
     """
+    if draws < 1 or steps < 1:
+        raise InputError(f"draws={draws}, steps={steps}: at least 1")
     generator = generator or torch.Generator(device=device).manual_seed(0)
     steps = min(steps, size)
     nodes, weights = [], []

@@ -74,7 +74,7 @@ def test_the_mean_tracker_is_the_mean_estimate_at_every_step():
     oracle = oracle_of(6)
     opt = build(oracle, Erdos(6, seed=1), init_batches=1)
     largest = 0.0
-    for call in range(25):
+    for call in range(12):
         advance(oracle, opt, 1, call)
         g, s = opt._all("g"), opt._all("s")
         largest = max(largest, float(g.abs().max()))
@@ -155,7 +155,7 @@ def test_a_single_huge_sample_moves_any_node_by_eta_and_the_tracker_recovers():
     oracle = oracle_of(4)
     opt = build(oracle, Ring(4), init_batches=1)
     advance(oracle, opt, 8)
-    for call in range(8, 60):
+    for call in range(8, 45):
         batches = [[sample(oracle, opt, i, 2 * call + k) for i in range(4)] for k in (0, 1)]
         if call == 8:
             batches[0][1]["y"] = torch.full((3,), 1e12, dtype=torch.float64)
@@ -288,7 +288,7 @@ def test_implicit_solves_the_oracle():
     opt = build(oracle, Complete(3), hypergradient="implicit", init_batches=1, p=2.0)
     quiet = {"node": torch.arange(3), "x": torch.zeros(3, 2).double(), "y": torch.zeros(3, 3).double()}
     start = float(oracle.value(opt.consensus()[0]))
-    for _ in range(60):
+    for _ in range(40):
         opt.step(quiet, quiet)
     assert oracle.value(opt.consensus()[0]) - oracle.f_star < 0.1 * (start - oracle.f_star)
 
@@ -474,7 +474,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_at_once():
 
     for error in in_threads(2, work):
         assert isinstance(error, InputError)
-        assert "rank 1, step 2: its loss is not finite" in str(error)
+        assert "rank 1, step 2: its loss is not finite or" in str(error)
 
 
 def test_a_node_draws_from_a_source_of_its_own_at_every_call_alike_in_one_process_and_many():
@@ -513,6 +513,13 @@ def test_a_run_resumes_from_its_state_bit_for_bit(tmp_path):
         assert torch.equal(advance(oracle, again, 8, stop), rest)
     with pytest.raises(InputError, match="other nodes"):
         build(oracle_of(4), Ring(4)).load_state_dict(opt.state_dict())
+    with pytest.raises(InputError, match="the state lacks"):
+        opt.load_state_dict({})
+    opt = build(oracle, Ring(3))
+    advance(oracle, opt, 2)
+    state = opt.state_dict()
+    advance(oracle, opt, 2, 2)
+    assert len(state["_samples"]) == 2  # what was kept does not follow the run
 
 
 # ------------------------------------------------------------------------------------------------------------ diagnosis
@@ -535,6 +542,14 @@ def test_fewer_draws_cannot_decide_and_too_few_are_refused():
         tail_index(lengths[:100])
     with pytest.raises(InputError, match="not finite"):
         tail_index(np.r_[lengths, np.nan])
+    with pytest.raises(InputError, match=r"as \(N, 1\)"):
+        tail_index(-lengths)
+    with pytest.raises(InputError, match="at least 200"):
+        tail_index(lambda b: b, [])
+    with pytest.raises(InputError, match="no arrays of real numbers"):
+        tail_index(["a"] * 300)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        tail_index(lengths, level=95)
     assert [clamped(a) for a in (0.9, 1.5, 3.0)] == [1.1, 1.4, 2.0]
 
 
@@ -608,6 +623,8 @@ def test_batches_of_different_shapes_are_looped():
 
 
 def test_loaders_end_with_the_shortest_and_say_so(caplog):
+    with pytest.raises(InputError, match="one of each a node"):
+        list(batches_of([], [[1]]))
     drawn = list(batches_of([[1, 2, 3], [4, 5]], [[6, 7, 8], [9, 10, 11]]))
     assert drawn == [([1, 4], [6, 9]), ([2, 5], [7, 10])]
     assert "from 2 to 3 batches: 2 steps" in caplog.text
@@ -654,6 +671,15 @@ def quadratic(**options):
         ({"p": 2.1}, r"\(1, 2\]"),
         ({"hypergradient": "unrolled"}, "'penalty' or 'implicit'"),
         ({"lr": (0.1, -1, 0.1)}, "three step lengths"),
+        ({"lr": (0.1, math.nan, 0.1)}, "three step lengths"),
+        ({"lr": 0.1}, "three step lengths"),
+        ({"penalty": 0.0}, "a positive number, or a callable"),
+        ({"p": "tail"}, "or 'auto'"),
+        ({"inner_steps": 1.5}, "whole numbers"),
+        ({"x": zeros[:0]}, "no trainable parameters"),
+        ({"x": {"a": zeros, "b": zeros.float()}}, "give all alike"),
+        ({"x": zeros.to("meta")}, "on one device"),
+        ({"network": "ring"}, "no matrix of real numbers"),
         ({"gossip_rounds": 0}, "whole numbers"),
         ({"y": nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5))}, "dropout"),
         ({"y": nn.ReLU()}, "no trainable parameters"),
@@ -675,10 +701,42 @@ def test_bad_steps_are_refused():
         quadratic().step([0, 0, 0], [0, 0])
     with pytest.raises(InputError, match="first axis"):
         quadratic().step(torch.zeros(3), [0, 0])
+    with pytest.raises(InputError, match="first axis"):
+        quadratic().step({"a": torch.zeros(2), "b": torch.zeros(3)}, [0, 0])
+    with pytest.raises(InputError, match="a batch with NoneType"):
+        quadratic().step(None, [0, 0])
+    growing = quadratic(network=lambda t: Complete(2 + 2 * t))
+    growing.step([0, 0], [0, 0])
+    with pytest.raises(InputError, match="4 nodes at step 1, 2 at first"):
+        growing.step([0, 0], [0, 0])
+    with pytest.raises(InputError, match="whole number from 1"):
+        Ring(-1)
     with pytest.raises(InputError, match="no node can miss the first"):
         quadratic().step([0, None], [0, 0])
     with pytest.raises(InputError, match="none of 100 draws"):
         Erdos(20, 0.01)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_sample_that_is_refused_leaves_no_trace(exact):
+    opt = quadratic(upper=lambda x, y, b: (y - b).square().sum(), exact=exact)
+    fine = torch.tensor([[0.0], [0.5]], dtype=torch.float64)
+    for _ in range(2):
+        opt.step(fine, fine)
+    twin = copy.deepcopy(opt.state_dict())
+    with pytest.raises(InputError, match="rank 1, step 2: its loss is not finite"):
+        opt.step(torch.tensor([[0.0], [math.nan]], dtype=torch.float64), fine)
+    opt.step(fine, fine)
+    after = opt._all("w")
+    opt.load_state_dict(twin)
+    opt.step(fine, fine)
+    assert torch.equal(opt._all("w"), after)
+
+
+def test_a_gradient_that_is_not_finite_is_refused_though_the_loss_is():
+    opt = quadratic(upper=lambda x, y, b: (y + b).abs().sqrt().sum())
+    with pytest.raises(InputError, match="rank 1, step 0: its loss is not finite or its gradient"):
+        opt.step(torch.tensor([[1.0], [0.0]], dtype=torch.float64), [0, 0])
 
 
 def test_a_lower_loss_without_x_is_warned_of():

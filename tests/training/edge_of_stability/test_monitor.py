@@ -92,6 +92,8 @@ def test_no_prediction_is_made_from_too_little():
     assert predict_regime(approach(n=4)).reason.endswith("5 needed")
     assert math.isnan(predict_regime(approach(edge=20.0).assign(sharpness=3.0)).lambda_c)
     assert "not approached" in predict_regime(approach().assign(sharpness=3.0)).reason
+    with pytest.raises(InputError, match="a positive learning rate"):
+        simulate_reduced(0.5, 1.0, 2.0, 0.1, 0.0, 10)
     with pytest.raises(InputError, match="alpha"):
         predict_regime(approach().drop(columns="alpha"))
 
@@ -170,6 +172,10 @@ def test_too_few_measurements_give_no_report():
 def test_the_figure_has_a_panel_for_each_reading():
     monitor, _ = train(60, ntk_probe=torch.ones(4, 3), ntk_every=20)
     assert len(figure(monitor.frame).axes) == 4  # the loss has an axis of its own
+    with pytest.raises(InputError, match="lacks cos, edge, kappa"):
+        figure(pd.DataFrame({"step": [1]}))
+    with pytest.raises(InputError, match="ntk_probe has no examples"):
+        train(1, ntk_probe=torch.ones(0, 3))
     plain, _ = train(60)
     assert len(figure(plain.frame).axes) == 3
 
@@ -193,13 +199,57 @@ def test_the_edge_follows_the_optimizer():
     np.testing.assert_allclose(edge.precondition, [2.0, 2.0], rtol=1e-5)  # |grad|, bias-corrected
 
 
+def test_a_step_of_zero_has_no_edge_to_cross():
+    w = [nn.Parameter(torch.ones(2))]
+    for options in (
+        {"lr": 0.0},
+        {"lr": 0.0, "momentum": 0.9, "nesterov": True},
+        {"lr": 0.1, "momentum": 0.9, "dampening": 1},
+    ):
+        assert edge_of(torch.optim.SGD(w, **options)).value == math.inf
+    monitor, _ = train(40, lr=0.0, every=2)  # as a warm-up begins
+    assert (monitor.frame["ratio"] == 0).all()
+    assert monitor.report().steps_to_edge is None
+
+
+@pytest.mark.parametrize("edge", [0.0, -1.0, math.nan, lambda: 0.0])
+def test_an_edge_that_is_not_positive_is_refused(edge):
+    probe = Sharpness(
+        nn.ParameterList([nn.Parameter(torch.ones(1))]), lambda m, x: (x * m[0] ** 2).mean(), [torch.ones(2)]
+    )
+    with pytest.raises(InputError, match="must be positive"):
+        StabilityMonitor(probe, edge=edge).after_step(0)
+    with pytest.raises(InputError, match="decay alone"):
+        train(1, lr=0.5, weight_decay=5.0)
+
+
+def test_amsgrad_is_preconditioned_by_its_largest_moments():
+    w = [nn.Parameter(torch.ones(1))]
+    adam = torch.optim.AdamW(w, lr=1e-6, amsgrad=True, betas=(0.9, 0.5))
+    for slope in (4.0, 0.0):
+        w[0].grad = torch.tensor([slope])
+        adam.step()
+    state = adam.state[w[0]]
+    assert float(edge_of(adam).precondition) == pytest.approx(float((state["max_exp_avg_sq"] / 0.75).sqrt()), rel=1e-5)
+
+
+def test_adam_and_the_probe_must_have_the_same_parameters():
+    model = mlp([3, 4, 2])
+    batch = torch.randn(8, 3), torch.randn(8, 2)
+    adam = torch.optim.AdamW(reversed(list(model.parameters())), lr=1e-3)
+    squared(model, batch).backward()
+    adam.step()
+    with pytest.raises(InputError, match="another order"):
+        StabilityMonitor(Sharpness(model, squared, [batch]), optimizer=adam).after_step(0)
+
+
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 @pytest.mark.parametrize("off", [-0.02, 0.02])
 def test_a_quadratic_diverges_exactly_above_the_edge_of_its_optimizer(momentum, nesterov, off):
     w = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([w], lr=0.1, momentum=momentum, nesterov=nesterov)
     sharpness = edge_of(optimizer).value * (1 + off)
-    for _ in range(2000):
+    for _ in range(800):
         optimizer.zero_grad()
         (0.5 * sharpness * w**2).sum().backward()
         optimizer.step()
@@ -212,6 +262,8 @@ def test_what_has_no_edge_is_told_what_to_pass():
         edge_of(torch.optim.RMSprop(w))
     with pytest.raises(InputError, match="differ in lr"):
         edge_of(torch.optim.SGD([{"params": w, "lr": 0.1}, {"params": [nn.Parameter(torch.ones(1))], "lr": 0.2}]))
+    with pytest.raises(InputError, match="maximizes"):
+        edge_of(torch.optim.SGD(w, lr=0.1, maximize=True))
     with pytest.raises(InputError, match="AdamW"):
         edge_of(torch.optim.Adam(w, weight_decay=0.1))
 

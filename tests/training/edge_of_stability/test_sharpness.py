@@ -243,6 +243,55 @@ def test_a_missing_second_derivative_says_which_switch():
         Sharpness(model, lambda m, b: Fused.apply(m(b[0])).mean(), [batch]).measure()
 
 
+def test_parameters_that_are_not_the_losss_are_refused():
+    model, batch = problem(17)
+    other, _ = problem(18)
+    probe = Sharpness(model, squared, [batch], params=list(other.parameters()))
+    for measure in (probe.measure, lambda: probe.top_eigenpairs(2), lambda: probe.hvp(torch.ones(probe.hessian.size))):
+        with pytest.raises(InputError, match="depends on none of the parameters"):
+            measure()
+    both = Sharpness(model, squared, [batch], params=[*model.parameters(), other[1].bias])  # one more does no harm
+    assert both.measure().value == pytest.approx(Sharpness(model, squared, [batch]).measure().value, rel=1e-2)
+    with pytest.raises(InputError, match="depends on none"):
+        Sharpness(model, lambda m, b: squared(m, b).detach(), [batch]).measure()
+    matrix = GaussNewton(lambda b: model(b[0]), lambda z, b: z.square().mean(), list(other.parameters()), [batch])
+    with pytest.raises(InputError, match="depends on none"):
+        matrix.product(torch.ones(1, matrix.size, dtype=F64))
+
+
+def test_what_cannot_be_measured_is_refused():
+    model, batch = problem(19)
+    with pytest.raises(InputError, match="the loss is float"):
+        Sharpness(model, lambda m, b: 1.0, [batch]).measure()
+    with pytest.raises(InputError, match="of shape"):
+        Sharpness(model, lambda m, b: m(b[0]), [batch])
+    for batches, word in (
+        ([{"x": batch[0]}], "give tensors"),
+        ([(batch[0][:0], batch[1][:0])], "no examples"),
+        ([], "no batches"),
+    ):
+        with pytest.raises(InputError, match=word):
+            Sharpness(model, squared, batches)
+    with pytest.raises(InputError, match="curvature needs float32"):
+        Sharpness(copy.deepcopy(model).bfloat16(), squared, [batch])
+    for options in ({"tol": math.nan}, {"max_products": 0}):
+        with pytest.raises(InputError, match="at least 0 and 1"):
+            Sharpness(model, squared, [batch], **options).measure()
+    with pytest.raises(InputError, match="no probe examples"):
+        ntk(model, batch[0][:0])
+    probe = Sharpness(model, squared, [batch])
+    with pytest.raises(InputError, match="draws=0"):
+        probe.spectrum_density(draws=0)
+    with pytest.raises(InputError, match="the vector has shape"):
+        probe.hvp(torch.ones(3))
+    for scale in (torch.ones(3, dtype=F64), -torch.ones(probe.hessian.size, dtype=F64)):
+        with pytest.raises(InputError, match="positive numbers are needed"):
+            probe.measure(precondition=scale)
+    steep = Sharpness(model, lambda m, b: (m(b[0]) * 0).sqrt().mean(), [batch])  # finite, with slopes that are not
+    with pytest.raises(FairtrialError, match="not finite"):
+        steep.measure()
+
+
 def test_a_loss_that_is_no_number_ends_the_measurement():
     model, (x, y) = problem(15)
     with pytest.raises(FairtrialError, match="nan"):

@@ -12,7 +12,7 @@ from fairtrial.training.gauss_newton import FGNClassifier
 @pytest.mark.filterwarnings(
     "ignore::sklearn.exceptions.ConvergenceWarning", "ignore::sklearn.exceptions.SkipTestWarning"
 )
-@parametrize_with_checks([FGNClassifier(max_iter=20)])
+@parametrize_with_checks([FGNClassifier(max_iter=8)])
 def test_it_passes_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -57,3 +57,11 @@ def test_it_says_when_it_has_not_settled_and_refuses_a_single_class():
         FGNClassifier(max_iter=2).fit(x, y)
     with pytest.raises(InputError, match="1 class"):
         FGNClassifier().fit(x, np.zeros(len(x)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_features_of_any_scale_are_fitted(dtype):
+    x, y = load_iris(return_X_y=True)
+    with pytest.warns(ConvergenceWarning):
+        model = FGNClassifier(max_iter=40, tol=0).fit((1e5 * x[::5]).astype(dtype), y[::5])
+    assert model.score(1e5 * x, y) > 0.9

@@ -87,6 +87,11 @@ def test_the_split_is_differentiable():
         (torch.zeros(3, 4), torch.zeros(3), "single true class"),
         (torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64), "give labels of shape"),
         (torch.zeros(4), torch.zeros(3, dtype=torch.int64), r"give \(N, K\)"),
+        (torch.zeros(3, 4), torch.zeros(3, dtype=torch.bool), "single true class"),
+        (torch.zeros(3, 4), torch.zeros(3, dtype=torch.complex64), "single true class"),
+        (torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "give floating-point numbers"),
+        (torch.full((3, 4), torch.nan), torch.zeros(3, dtype=torch.int64), "example 0 are not finite"),
+        (torch.zeros(3, 4).numpy(), [0, 1, 2], "torch.as_tensor"),
     ],
 )
 def test_labels_without_a_single_true_class_are_refused(logits, labels, message):

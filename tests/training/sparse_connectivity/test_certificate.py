@@ -46,7 +46,7 @@ def network(kind, seed, k=6, bias=True):
     return module.double(), x, torch.randn(12, dtype=F64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=32, deadline=None)
 @given(st.sampled_from(KINDS), st.integers(0, 10**6), st.booleans())
 def test_the_inequality_holds_on_random_networks(kind, seed, bias):
     module, x, y = network(kind, seed, bias=bias)
@@ -83,6 +83,16 @@ def test_the_mean_gradient_is_made_of_the_neurons_statistics(kind):
     mean_patch = gradient[0].flatten(1).numpy() / np.where(share > 0, read.v.numpy() * share, 1.0)[:, None]
     expected = share**2 * excess * np.sqrt(1 + (mean_patch**2).sum(1))
     np.testing.assert_allclose(g, np.where(share > 0, expected, 0.0), atol=1e-10)
+
+
+def test_channels_are_read_as_the_module_orders_them():
+    module = nn.Sequential(
+        nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 5, 2), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(5, 1)
+    ).double()
+    _, x, y = network("dense", 5)
+    read = as_patches(module, x)
+    torch.testing.assert_close(read.outputs(), module(x).detach()[:, 0])
+    assert stability_certificate(module, x, y).slack >= 0
 
 
 def test_a_convolution_of_one_place_is_dense():
@@ -197,6 +207,15 @@ def test_patches_are_windows_and_squares():
         ),
         (
             nn.Sequential(
+                nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.AvgPool1d(4), nn.Flatten(), nn.Linear(4, 1)
+            ),
+            "pooling over some alone",
+        ),
+        (nn.Sequential(nn.Linear(7, 4), nn.ReLU(), nn.Linear(4, 1)), "does not take inputs"),
+        (nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1)).half(), "float32 or float64"),
+        (nn.ReLU(), "no module in float32"),
+        (
+            nn.Sequential(
                 nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(12, 1)
             ),
             "pool to one place",
@@ -212,8 +231,17 @@ def test_data_that_do_not_match_are_refused():
     module, x, y = network("dense", 11)
     with pytest.raises(InputError, match="do not match"):
         stability_certificate(module, x, y[:3])
-    with pytest.raises(InputError, match="not finite"):
-        stability_certificate(module, x * math.nan, y)
+    for broken in (x * math.nan, x[:0], np.full((12, 8), "a"), x + 0j, 3.0):
+        with pytest.raises(InputError, match=r"inputs(: some values|\ is no array)"):
+            stability_certificate(module, broken, y)
+        with pytest.raises(InputError, match="x_unlabeled"):
+            generalization_bound(module, x, y, broken)
+    with pytest.raises(InputError, match="do not match"):
+        generalization_bound(module, x, y[:, None], x)
+    with torch.no_grad():
+        module[0].weight[0, 0] = math.nan
+    with pytest.raises(InputError, match="parameters that are not finite"):
+        stability_certificate(module, x, y)
 
 
 # ---------------------------------------------------------------------------------------------------------------- bound

@@ -68,9 +68,9 @@ def test_on_a_sphere_every_point_can_be_isolated_and_few_small_patches_can():
 
 def test_permuted_pixels_raise_the_effective_dimension():
     rng = np.random.default_rng(3)
-    smooth = rng.standard_normal((60, 10, 10)).cumsum(1).cumsum(2)
-    permuted = smooth.reshape(60, -1)[:, rng.permutation(100)].reshape(smooth.shape)
-    a, b = (patch_geometry(x, size=3, samples=60) for x in (smooth, permuted))
+    smooth = rng.standard_normal((25, 8, 8)).cumsum(1).cumsum(2)
+    permuted = smooth.reshape(25, -1)[:, rng.permutation(64)].reshape(smooth.shape)
+    a, b = (patch_geometry(x, size=3, samples=30) for x in (smooth, permuted))
     assert b.effective_dimension > a.effective_dimension
     assert b.isolable_fraction(0.1) > a.isolable_fraction(0.1)
 
@@ -110,10 +110,12 @@ def test_the_cost_of_an_isolated_point_has_its_closed_form():
 
 def test_receptive_fields_are_ranked_by_how_they_restrain():
     images = np.random.default_rng(5).standard_normal((30, 8, 8)).cumsum(1).cumsum(2)
-    plan = plan_receptive_field(images, [2, 4, 8], samples=20)
+    plan = plan_receptive_field(images, [2, 4, 8], samples=10)
     assert set(plan["size"]) == {2, 4, 8}
     assert plan["memorisation_cost"].is_monotonic_decreasing
     assert plan["size"].iloc[-1] == 8
+    with pytest.raises(InputError, match="samples=0"):
+        patch_geometry(images, size=2, samples=0)
     with pytest.raises(InputError, match="no sizes"):
         plan_receptive_field(images, [])
 
@@ -125,6 +127,8 @@ def test_receptive_fields_are_ranked_by_how_they_restrain():
         (np.full((3, 4), np.nan), 2, "input 0 is not finite"),
         (np.ones((3, 4)), 9, "from 1 to 4"),
         (np.ones(4), 2, "vectors"),
+        (np.full((3, 4), "a"), 2, "no array of real numbers"),
+        (np.eye(4), 2.5, "from 1 to 4"),
     ],
 )
 def test_patches_without_geometry_are_refused(images, size, word):
@@ -162,6 +166,15 @@ def test_images_are_seen_in_squares():
     net = StableTwoLayerReLU("conv", patch=3, stride=1, width=10, learning_rate=0.1, steps=50, random_state=0).fit(x, y)
     assert net.predict(x).shape == (30,)
     assert isinstance(net.module_[1], torch.nn.Conv2d)
+    with pytest.raises(InputError, match="36 numbers each"):
+        net.predict(x[:, :5])
+    with pytest.raises(ValueError, match="NaN"):
+        net.predict(x * np.nan)
+    for targets in (y[:5], np.stack([y, y], 1)):
+        with pytest.raises(ValueError, match=r"inconsistent|1d array"):
+            net.fit(x, targets)
+    with pytest.warns(UserWarning, match="1 entries of a side"):
+        StableTwoLayerReLU("conv", patch=3, stride=2, width=4, learning_rate=0.1, steps=2).fit(x, y)
 
 
 def test_weight_decay_shrinks_the_weights():
@@ -185,9 +198,15 @@ def test_a_step_too_large_names_the_edge():
     for options, word in (
         ({"learning_rate": "fast"}, "edge"),
         ({"learning_rate": -1.0}, "positive"),
+        ({"learning_rate": math.inf}, "positive"),
+        ({"learning_rate": None}, "positive"),
+        ({"width": 2.5}, "whole numbers from 1"),
         ({"connectivity": "sparse"}, "'dense'"),
         ({"connectivity": "conv"}, "needs patch="),
-        ({"width": 0}, "too small"),
+        ({"width": 0}, "whole numbers from 1"),
+        ({"weight_decay": math.nan}, "whole numbers from 1"),
+        ({"connectivity": "conv", "patch": 2, "stride": 0}, "a stride from 1"),
+        ({"connectivity": "local", "patch": 9}, "from 1 to 5"),
     ):
         with pytest.raises(InputError, match=word):
             StableTwoLayerReLU(**{"steps": 5, **options}).fit(x, y)

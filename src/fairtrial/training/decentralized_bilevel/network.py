@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,8 @@ def metropolis(n: int, edges: Iterable[Any]) -> np.ndarray:
     >>> metropolis(3, [(0, 1), (1, 2)]).round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
+    if not isinstance(n, Integral) or n < 1:
+        raise InputError(f"network: {n} nodes: give a whole number from 1")
     joined = np.zeros((n, n), dtype=bool)
     for a, b in edges:
         if a != b:
@@ -144,7 +147,10 @@ def metropolis(n: int, edges: Iterable[Any]) -> np.ndarray:
 
 def doubly_stochastic(mixing: Any) -> np.ndarray:
     """Return ``mixing`` as float64 if it is square, symmetric, nonnegative and sums to 1 along rows and columns."""
-    w = np.asarray(mixing, dtype=np.float64)
+    try:
+        w = np.asarray(mixing, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"network: {mixing!r:.60} is no matrix of real numbers") from None
     if w.ndim != 2 or w.shape[0] != w.shape[1] or not w.size:
         raise InputError(f"network: a mixing matrix has shape (n, n), not {w.shape}")
     off = np.abs(w.sum(1) - 1)

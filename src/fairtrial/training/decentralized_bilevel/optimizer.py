@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fairtrial.errors import InputError
 from fairtrial.seeds import torch_generator
@@ -137,16 +139,23 @@ class DecentralizedBilevel:
         exact: bool = False,
         seed: int = 0,
     ) -> None:
-        if not 1 <= gossip_rounds <= TURNS or inner_steps < 1 or init_batches < 1:
+        counts = gossip_rounds, inner_steps, init_batches
+        if not all(isinstance(count, Integral) and count >= 1 for count in counts) or gossip_rounds > TURNS:
             raise InputError(
                 f"gossip_rounds={gossip_rounds} (1 to {TURNS}), inner_steps={inner_steps}, init_batches={init_batches}"
                 ": whole numbers from 1"
             )
-        if len(lr) != 3 or min(lr) < 0:
-            raise InputError(f"lr={tuple(lr)}: three step lengths, of x, y and z, none negative")
+        if not isinstance(lr, Sequence) or len(lr) != 3 or not all(0 <= rate < math.inf for rate in lr):
+            raise InputError(f"lr={lr}: three step lengths, of x, y and z, none negative")
+        if not callable(penalty) and not 0 < penalty < math.inf:
+            raise InputError(f"penalty={penalty}: a positive number, or a callable of the step")
+        if p != "auto" and not isinstance(p, (int, float)):
+            raise InputError(f"p={p!r}: a number in (1, 2], or 'auto'")
         self._x, self._y = Variable(x, "x"), Variable(y, "y")
         if self._x.flat.dtype != self._y.flat.dtype:
             raise InputError(f"x is {self._x.flat.dtype}, y is {self._y.flat.dtype}: give both in one precision")
+        if self._x.flat.device != self._y.flat.device:
+            raise InputError(f"x is on {self._x.flat.device}, y on {self._y.flat.device}: put both on one device")
         self.pieces = Pieces(upper, lower, self._x, self._y, hypergradient)
         self._implicit, self._exact = hypergradient == "implicit", exact
         self.gossip: Stacked
@@ -220,7 +229,12 @@ class DecentralizedBilevel:
             self.gossip.expect(mixing, self._all("w")[:, self._shared :], t)
         kept = [r.state_dict() for r in self._recursions]
         losses = self._estimate(uppers, lowers, misses)
-        told = self._tell(losses, misses, t)
+        try:
+            gradients = torch.cat([r.norms[-1] for r in self._recursions])
+            told = self._tell(torch.cat([losses, gradients], 1), misses, t)
+        except InputError:  # what the broken sample left in the estimates goes with it
+            self._restore(kept, torch.ones_like(misses))
+            raise
         missing = told == MISSES
         if missing.any():
             mixing = without(mixing, missing)
@@ -234,7 +248,7 @@ class DecentralizedBilevel:
         return StepInfo(t, losses[:, 0], losses[:, 1], self._norms(), self._consensus_error(t), sent, self._tracking)
 
     def _talk_and_move(self, mixing: np.ndarray, reset: bool, t: int) -> int:
-        w, s = self._all("w"), torch.cat([r.offer(reset) for r in self._recursions])
+        w, s = self._all("w"), _joined([r.offer(reset) for r in self._recursions])
         message = w[:, self._shared :], s[:, self._shared :]
         sent = 0
         for turn in range(self.gossip_rounds):
@@ -267,14 +281,16 @@ class DecentralizedBilevel:
         alone = self._exact or len(self.nodes) == 1
         return (self.pieces.loop if alone else self.pieces.rows)(points, uppers, lowers)
 
-    def _tell(self, losses: Tensor, misses: Tensor, step: int) -> np.ndarray:
-        """Tell all nodes how this step goes here, and return what all told, (n,)."""
+    def _tell(self, values: Tensor, misses: Tensor, step: int) -> np.ndarray:
+        """Tell all nodes how losses and gradients (nodes, k) are here, and return what all told, (n,)."""
         spikes = torch.cat([r.spikes()[:, 0] for r in self._recursions]) if self._recursions[0].norms else misses
-        own = torch.where(misses, MISSES, torch.where(~losses.isfinite().all(1), BROKEN, spikes * SPIKES))
+        own = torch.where(misses, MISSES, torch.where(~values.isfinite().all(1), BROKEN, spikes * SPIKES))
         told = self.gossip.all_rows(own.double(), step).numpy()
         if (told == BROKEN).any():
             node = int(np.flatnonzero(told == BROKEN)[0])
-            raise InputError(f"rank {node}, step {step}: its loss is not finite: look at its batch, or lower lr")
+            raise InputError(
+                f"rank {node}, step {step}: its loss is not finite or its gradient: look at its batch, or lower lr"
+            )
         return told
 
     # --------------------------------------------------------------------------------------------------- the first step
@@ -287,7 +303,7 @@ class DecentralizedBilevel:
         if not self._gathered:
             self._check(w, uppers, lowers)
         ((pieces, losses),) = self._evaluate((w,), uppers, lowers)
-        self._tell(losses, misses, 0)
+        self._tell(torch.cat([losses, pieces], 1), misses, 0)
         if len(self._samples) < self._keep:
             self._samples.append(pieces)
         if self._auto:
@@ -375,10 +391,13 @@ class DecentralizedBilevel:
         """
         names = ("t", "_tracking", "_gathered", "_samples", "_last", "_differences")
         own = {name: getattr(self, name) for name in names}
+        own |= {name: list(value) for name, value in own.items() if isinstance(value, list)}  # lists grow
         return {**own, "recursions": [recursion.state_dict() for recursion in self._recursions]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from ``state``, of the same variables, nodes and ``exact``."""
+        if missing := self.state_dict().keys() - state.keys():
+            raise InputError(f"the state lacks {sorted(missing)}: give what state_dict() returned")
         shapes = [tuple(part["w"].shape) for part in state["recursions"]]
         if shapes != [tuple(r.w.shape) for r in self._recursions]:
             raise InputError(f"the state has variables of shapes {shapes}: they are of other nodes or another problem")
@@ -392,8 +411,7 @@ class DecentralizedBilevel:
 
     def _all(self, name: str) -> Tensor:
         """Return what the recursions hold as rows (nodes, ...)."""
-        rows = [getattr(recursion, name) for recursion in self._recursions]
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+        return _joined([getattr(recursion, name) for recursion in self._recursions])
 
     def _by_recursion(self, rows: Tensor) -> tuple[Tensor, ...]:
         return rows.split(1) if self._exact else (rows,)
@@ -402,11 +420,17 @@ class DecentralizedBilevel:
         """Return a list of one batch a node, or what is stacked along a first axis of nodes."""
         if isinstance(self.gossip, ProcessGroup):
             return [batch]
-        if isinstance(batch, (list, tuple)) and len(batch) != len(self.nodes):
-            raise InputError(f"{len(batch)} batches for {len(self.nodes)} nodes: give a list of one a node")
-        if isinstance(batch, torch.Tensor) and len(batch) != len(self.nodes):
-            raise InputError(f"a batch of {len(batch)} rows for {len(self.nodes)} nodes: its first axis is the node")
-        return list(batch) if isinstance(batch, tuple) else batch
+        n = len(self.nodes)
+        if isinstance(batch, (list, tuple)):
+            if len(batch) != n:
+                raise InputError(f"{len(batch)} batches for {n} nodes: give a list of one a node")
+            return list(batch)
+        for leaf in tree_leaves(batch):
+            if not isinstance(leaf, Tensor) or not leaf.ndim:
+                raise InputError(f"a batch with {type(leaf).__name__}: give a list of one a node, or tensors of all")
+            if len(leaf) != n:
+                raise InputError(f"a batch of {len(leaf)} rows for {n} nodes: its first axis is the node")
+        return batch
 
     def _restore(self, kept: list[dict[str, Any]], misses: Tensor) -> None:
         """Give nodes that missed the step their state back."""
@@ -426,3 +450,8 @@ class DecentralizedBilevel:
             return None
         w = self.gossip.all_rows(self._all("w")[:, self._shared :], t).double()
         return float((w - w.mean(0)).square().sum(1).mean().sqrt())
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    """Return rows (nodes, ...) below each other; of a single tensor, itself."""
+    return rows[0] if len(rows) == 1 else torch.cat(rows)

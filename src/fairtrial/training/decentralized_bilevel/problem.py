@@ -52,8 +52,10 @@ class Variable:
             if not isinstance(part, Tensor) or part.dtype not in (torch.float32, torch.float64):
                 kind = part.dtype if isinstance(part, Tensor) else type(part).__name__
                 raise InputError(f"{name}{key and f'[{key!r}]'}: a float32 or float64 tensor is needed, not {kind}")
-        if not parts:
+        if not sum(part.numel() for part in parts.values()):
             raise InputError(f"{name}: it has no trainable parameters")
+        if len({(part.dtype, part.device) for part in parts.values()}) > 1:
+            raise InputError(f"{name}: its tensors differ in precision or device: give all alike")
         self.value, self.names = value, list(parts)
         self.shapes = [part.shape for part in parts.values()]
         self.flat = torch.cat([part.detach().reshape(-1) for part in parts.values()])
@@ -209,6 +211,8 @@ def batches_of(
     network : ProcessGroup, optional
         In a real process, so that all stop at the shortest loader of all.
     """
+    if not upper_loaders or len(upper_loaders) != len(lower_loaders):
+        raise InputError(f"{len(upper_loaders)} upper and {len(lower_loaders)} lower loaders: give one of each a node")
     lengths = [len(loader) for loader in (*upper_loaders, *lower_loaders)]
     shortest = min(lengths) if network is None else int(network.smallest(min(lengths)))
     if shortest < max(lengths):

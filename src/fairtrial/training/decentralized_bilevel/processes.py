@@ -33,7 +33,7 @@ class Mixing:
     def __init__(self, network: Any) -> None:
         self._at: Callable[[int], Any] | None = None
         if callable(network):
-            self._at = network
+            self._at, self.size = network, 0
             self.size = len(self.matrix(0))
         else:
             self._fixed = as_network(network).mixing
@@ -43,8 +43,11 @@ class Mixing:
         """Return W (n, n) of step ``t``. One graph of a changing network need not be connected by itself."""
         if self._at is None:
             return self._fixed
-        w = self._at(t)
-        return w.mixing if isinstance(w, Network) else doubly_stochastic(w)
+        given = self._at(t)
+        w = given.mixing if isinstance(given, Network) else doubly_stochastic(given)
+        if self.size not in (0, len(w)):
+            raise InputError(f"network: {len(w)} nodes at step {t}, {self.size} at first: their number stays the same")
+        return w
 
 
 class Stacked:

@@ -82,7 +82,7 @@ class Recursion:
 
     def updated(self, m: Tensor, now: Tensor, before: Tensor, a: float) -> Tensor:
         """Return the new estimate of the pieces."""
-        return now + (1 - a) * (m - before)
+        return (m - before).mul_(1 - a).add_(now)
 
     def spikes(self) -> Tensor:
         """Return which nodes' estimates exceed a million times their running median, (..., 1) bool."""
@@ -102,10 +102,10 @@ class Recursion:
         """Step from the mixed variables ``w`` along the mixed tracker ``s``; the blocks ``still`` do not move."""
         self.before, self.s = self.w, s
         scale = self.decay(t)
-        moved = []
-        for b, (block, rate) in enumerate(zip(s.split(self.sizes, -1), self.rates, strict=True)):
-            moved.append(torch.zeros_like(block) if b in still else self.direction(block) * (scale * rate))
-        self.w = w - torch.cat(moved, -1).to(w.dtype)
+        self.w = w.clone()
+        for b, (rows, block) in enumerate(zip(*(v.split(self.sizes, -1) for v in (self.w, s)), strict=True)):
+            if b not in still:
+                rows.sub_((self.direction(block) * (scale * self.rates[b])).to(w.dtype))
 
     def direction(self, s: Tensor) -> Tensor:
         """Return the direction (..., P_b) of a block."""

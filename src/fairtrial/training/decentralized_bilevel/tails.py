@@ -76,15 +76,22 @@ def tail_index(
     True
     """
     if callable(gradients):
-        gradients = np.stack([np.asarray(gradients(batch), dtype=np.float64).ravel() for batch in batches])
-    values = np.asarray(gradients, dtype=np.float64)
-    if values.ndim > 1:
+        gradients = [np.ravel(gradients(batch)) for batch in batches]
+    try:
+        values = np.asarray(gradients, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("tail_index: the draws are no arrays of real numbers of one shape") from None
+    if not 0 < level < 1:
+        raise InputError(f"tail_index: level={level}, between 0 and 1")
+    if values.ndim > 1 and values.size:
         values = values.reshape(len(values), -1)
         values = np.linalg.norm(values - values.mean(0), axis=1)
     if not np.isfinite(values).all():
         raise InputError(f"tail_index: draw {int(np.flatnonzero(~np.isfinite(values))[0])} is not finite")
-    if len(values) < LEAST:
-        raise InputError(f"tail_index: {len(values)} draws, at least {LEAST} are needed")
+    if values.size < LEAST:
+        raise InputError(f"tail_index: {values.size} draws, at least {LEAST} are needed")
+    if values.min() < 0:
+        raise InputError("tail_index: some lengths are negative: give gradients of one number as (N, 1)")
     if len(values) < DECISIVE:
         warnings.warn(f"{len(values)} draws cannot tell whether alpha < 2: take {DECISIVE} or more", stacklevel=2)
     rng = generator(seed, "hill")

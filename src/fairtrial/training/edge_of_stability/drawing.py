@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fairtrial.errors import InputError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -24,6 +26,8 @@ def figure(frame: pd.DataFrame) -> Figure:
     """
     from matplotlib.figure import Figure
 
+    if lacking := {"step", "sharpness", "edge", "loss", "cos", "kappa", "ntk_drift"} - set(frame):
+        raise InputError(f"the frame lacks {', '.join(sorted(lacking))}: give a StabilityMonitor's")
     with_kernel = frame["ntk_drift"].notna().any()
     drawn = Figure(figsize=(7, 7 if with_kernel else 5), layout="constrained")
     axes = drawn.subplots(3 if with_kernel else 2, 1, sharex=True)

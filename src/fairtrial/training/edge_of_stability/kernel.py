@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairtrial.errors import InputError
 from fairtrial.seeds import torch_generator
 from fairtrial.training.curvature import tangent_kernel
 
@@ -31,6 +32,8 @@ def ntk(model: nn.Module, x: Tensor, *, exact: bool | None = None, seed: int = 0
     >>> ntk(nn.Linear(2, 3, bias=False), torch.eye(2), exact=False).shape
     torch.Size([2, 2])
     """
+    if not len(x):
+        raise InputError("there are no probe examples: give 64 or so")
     with torch.no_grad():
         outputs = model(x[:1]).reshape(-1)
     width = len(outputs)

@@ -8,6 +8,7 @@ while the run first approaches the edge, since that is where the critical weight
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -60,7 +61,7 @@ def edge_of(optimizer: Optimizer) -> Edge:
 
     With heavy-ball momentum b it is ``(2 + 2 b) / eta - lambda``, with Nesterov's ``(2 + 2 b) / ((1 + 2 b) eta) -
     lambda``; with Adam ``(2 + 2 b1) / ((1 - b1) eta)`` for the sharpness preconditioned by the second moments (Cohen et
-    al. 2021, 2022), less lambda where the decay is decoupled.
+    al. 2021, 2022), less lambda where the decay is decoupled. A learning rate of 0 has an infinite edge.
 
     Raises
     ------
@@ -71,17 +72,19 @@ def edge_of(optimizer: Optimizer) -> Edge:
     30.0
     """
     group = optimizer.param_groups[0]
-    for name in ("lr", "weight_decay", "momentum", "betas"):
+    for name in ("lr", "weight_decay", "momentum", "betas", "dampening", "nesterov", "eps", "amsgrad", "maximize"):
         if any(other.get(name) != group.get(name) for other in optimizer.param_groups):
             raise InputError(f"parameter groups differ in {name}: one edge needs one setting; pass edge= instead")
     if "lr" not in group:
         raise InputError(f"{type(optimizer).__name__} has no learning rate in its groups: pass edge= instead")
+    if group.get("maximize"):
+        raise InputError("an optimizer that maximizes has no edge: minimize the negative, or pass edge= instead")
     eta, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
     if isinstance(optimizer, torch.optim.SGD):
         b = float(group["momentum"])
         if group["nesterov"]:
-            return Edge((2 + 2 * b) / ((1 + 2 * b) * eta) - decay, decay)
-        return Edge((2 + 2 * b) / (eta * (1 - group["dampening"] if b else 1)) - decay, decay)
+            return Edge(_over(2 + 2 * b, (1 + 2 * b) * eta) - decay, decay)
+        return Edge(_over(2 + 2 * b, eta * (1 - group["dampening"] if b else 1)) - decay, decay)
     if isinstance(optimizer, torch.optim.Adam):  # AdamW is one
         decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
         if decay and not decoupled:
@@ -92,10 +95,16 @@ def edge_of(optimizer: Optimizer) -> Edge:
             state = optimizer.state.get(p)
             if not state:
                 raise InputError("Adam has taken no step yet: its preconditioner is known after the first")
-            corrected = state["exp_avg_sq"] / (1 - b2 ** float(state["step"]))
+            squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+            corrected = squares / (1 - b2 ** float(state["step"]))
             moments.append((corrected.sqrt() + group["eps"]).reshape(-1))
-        return Edge((2 + 2 * b1) / ((1 - b1) * eta) - decay, decay, torch.cat(moments))
+        return Edge(_over(2 + 2 * b1, (1 - b1) * eta) - decay, decay, torch.cat(moments))
     raise InputError(f"the edge of {type(optimizer).__name__} is not known here: pass edge=, a number or a callable")
+
+
+def _over(a: float, step: float) -> float:
+    """Return ``a / step``, inf for a step of zero, as schedulers take it: what does not move is stable."""
+    return a / step if step else math.inf
 
 
 @dataclass(frozen=True)
@@ -197,6 +206,8 @@ class StabilityMonitor:
             raise InputError("every, gradient_every and ntk_every are steps, at least 1")
         self.probe, self.optimizer, self._edge = probe, optimizer, edge
         self.every, self.gradient_every, self.ntk_every = every, gradient_every, ntk_every
+        if ntk_probe is not None and not len(ntk_probe):
+            raise InputError("ntk_probe has no examples: give 64 or so, or leave it out")
         self.ntk_probe = ntk_probe
         self.ended: str | None = None
         """Why monitoring ended early, such as a loss that is no number."""
@@ -253,8 +264,16 @@ class StabilityMonitor:
 
     def _current_edge(self) -> Edge:
         if self.optimizer is not None:
-            return edge_of(self.optimizer)
-        return Edge(float(self._edge() if callable(self._edge) else self._edge))  # type: ignore[arg-type]
+            edge = edge_of(self.optimizer)
+        else:
+            edge = Edge(float(self._edge() if callable(self._edge) else self._edge))  # type: ignore[arg-type]
+        if not edge.value > 0:
+            raise InputError(f"the edge is {edge.value:.4g}: it must be positive, or decay alone is unstable")
+        if edge.precondition is not None:
+            given = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]  # type: ignore[union-attr]
+            if list(map(id, given)) != list(map(id, self.probe.parameters)):
+                raise InputError("the probe and Adam have other parameters, or in another order: give both the same")
+        return edge
 
     def _unrest(self, m: SharpnessMeasurement, decay: float) -> float:
         theta = flatten([p.detach() for p in self.probe.parameters])

@@ -53,6 +53,8 @@ def simulate_reduced(
     >>> round(float(y[-1]), 3), bool(abs(x[-1]) < 1e-6)  # lambda A = alpha at S = 5, far under the edge 19.95
     (-14.95, True)
     """
+    if not (0 < eta < np.inf and steps >= 0):
+        raise InputError(f"eta={eta}, steps={steps}: a positive learning rate and a number of steps from 0 are needed")
     edge = 2 / eta - lambda_
     x, y = np.empty(steps + 1), np.empty(steps + 1)
     x[0], y[0] = x0, y0

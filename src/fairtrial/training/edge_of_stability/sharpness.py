@@ -22,7 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from fairtrial.errors import FairtrialError, InputError
-from fairtrial.training.curvature import Eigenpairs, Hessian, flatten, spectral_density, top_eigenpairs, unflatten
+from fairtrial.training.curvature import (
+    Eigenpairs,
+    Hessian,
+    flatten,
+    scalar,
+    spectral_density,
+    top_eigenpairs,
+    unflatten,
+)
 
 DEGENERATE = 1e-3
 """Relative gap of the two largest eigenvalues below which neither has a gradient of its own."""
@@ -135,6 +143,8 @@ class Sharpness:
 
     def hvp(self, vector: Tensor) -> Tensor:
         """Return the Hessian-vector product (P,) of ``vector`` (P,)."""
+        if vector.shape != (self.hessian.size,):
+            raise InputError(f"the vector has shape {tuple(vector.shape)}: give ({self.hessian.size},)")
         with self._untouched():
             return self.hessian.product(vector[None])[0]
 
@@ -143,6 +153,11 @@ class Sharpness:
 
         ``precondition`` (P,), positive: of ``D^-1/2 H D^-1/2``, similar to ``D^-1 H``.
         """
+        size = self.hessian.size
+        if precondition is not None and (precondition.shape != (size,) or not bool((precondition > 0).all())):
+            raise InputError(
+                f"precondition: {size} positive numbers are needed, one for each of the parameters' entries"
+            )
         scale = None if precondition is None else precondition.rsqrt()
         with self._untouched(), self.hessian.held() as product:
 
@@ -284,7 +299,7 @@ class Sharpness:
             return
         doubled = [torch.cat([t, t]) for t in tensors]
         with self._untouched(), torch.no_grad():
-            once = float(self._loss(batch))
+            once = float(scalar(self._loss(batch)))
             twice = float(self._loss(doubled[0] if isinstance(batch, Tensor) else type(batch)(doubled)))
         if not self.freeze_rng and np.isfinite(once) and abs(twice - once) > 0.01 * max(abs(once), 1e-12):
             warnings.warn(

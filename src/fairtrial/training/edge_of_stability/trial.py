@@ -423,7 +423,11 @@ def parts(params: EdgeParams) -> tuple[Part, ...]:
     known = Part(
         name="controls",
         candidates=CANDIDATES[0:1] + CANDIDATES[2:],
-        metrics=(Metric("kappa", ""), Metric("last_cos", ""), Metric("plateau_ratio", "of the edge")),
+        metrics=(
+            Metric("kappa", ""),
+            Metric("last_cos", ""),
+            Metric("plateau_ratio", "of the edge", higher_is_better=False),
+        ),
         factors=(seed,),
         variance="independent",
         claims=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from numbers import Integral, Real
 from typing import Any, Self
@@ -99,13 +100,15 @@ class FGNClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError("y has 1 class: a classifier needs at least two")
-        x, labels = torch.from_numpy(np.array(X, order="C")), torch.from_numpy(codes)
+        # The damping starts for rows of about unit length: of longer ones, w * scale is fitted to x / scale.
+        scale = max(1.0, float(np.sqrt(np.square(X, dtype=np.float64).sum(1).mean())))
+        x, labels = torch.from_numpy(np.ascontiguousarray(X / scale, dtype=X.dtype)), torch.from_numpy(codes)
         head = nn.utils.skip_init(nn.Linear, x.shape[1], len(self.classes_), dtype=x.dtype)
         for p in head.parameters():
             nn.init.zeros_(p)
         whole = self.batch_size is None or self.batch_size >= len(x)
         optimizer = FastGaussNewton(
-            [{"params": [head.weight], "l2": 1 / (self.C * len(x))}, {"params": [head.bias]}],
+            [{"params": [head.weight], "l2": 1 / (self.C * len(x) * scale**2)}, {"params": [head.bias]}],
             solver="gram" if min(len(x), self.batch_size or len(x)) <= LARGEST_FACTORISED else "cg",
             model=head,
             ratio_batch="same" if whole else "next",
@@ -119,7 +122,7 @@ class FGNClassifier(ClassifierMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=2,
             )
-        self.coef_, self.intercept_ = head.weight.detach().numpy(), head.bias.detach().numpy()
+        self.coef_, self.intercept_ = head.weight.detach().numpy() / X.dtype.type(scale), head.bias.detach().numpy()
         return self
 
     def _fit_whole(self, optimizer: FastGaussNewton, head: nn.Linear, x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -128,9 +131,9 @@ class FGNClassifier(ClassifierMixin, BaseEstimator):
             self.n_iter_ = step + 1
             optimizer.step(lambda: (head(x), y))
             info = optimizer.last
-            if not info.accepted:  # at the precision of the numbers
+            if not info.accepted and math.isnan(info.ratio):  # at the precision of the numbers
                 return True
-            small = small + 1 if info.loss - info.new_loss <= self.tol * abs(info.loss) else 0
+            small = small + 1 if info.accepted and info.loss - info.new_loss <= self.tol * abs(info.loss) else 0
             if small == SETTLED:
                 return True
         return False

@@ -35,6 +35,8 @@ def fgn_head(
 
     if out.exists():
         raise InputError(f"{out} exists: give another --out")
+    if not out.resolve().parent.is_dir():
+        raise InputError(f"{out.parent} is no folder: give another --out")
     if not 0 <= test < 1 or batch_size < 0:
         raise InputError(f"--test {test}, --batch-size {batch_size}: a share in [0, 1), and a number of at least 0")
     x, y = _array(features), _array(labels)
@@ -44,7 +46,10 @@ def fgn_head(
     model = FGNClassifier(C=c, batch_size=batch_size or None, max_iter=max_iter, tol=tol, random_state=seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(x[:cut], y[:cut])
+        try:
+            model.fit(x[:cut], y[:cut])
+        except ValueError as error:  # scikit-learn's checks of the arrays and the options
+            raise InputError(f"{features}, {labels}: {str(error).splitlines()[0]}") from error
     save_file({"weight": torch.from_numpy(model.coef_), "bias": torch.from_numpy(model.intercept_)}, out)
     report: dict[str, Any] = {
         "out": str(out),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,8 +110,10 @@ def curvature_gap(
     >>> bool(gap.relative_error[0] < 1e-4), round(gap.dropped_share, 6)  # two classes: nothing is dropped
     (True, 0.0)
     """
-    if not len(dampings) or min(dampings) <= 0:
+    if not len(dampings) or not all(0 < damping < math.inf for damping in dampings):
         raise InputError(f"dampings={tuple(dampings)}: give one or more, all positive")
+    if max_iter < 1:
+        raise InputError(f"max_iter={max_iter}: at least 1")
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameter that requires a gradient")

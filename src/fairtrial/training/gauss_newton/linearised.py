@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fairtrial.errors import InputError
-from fairtrial.training.gauss_newton.margins import Margins, check_labels, margins
+from fairtrial.training.gauss_newton.margins import Margins, check_finite, check_labels, margins
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
 Products = Literal["double-backward", "forward"]
@@ -327,13 +327,7 @@ def check_graph(logits: Tensor) -> None:
     """Refuse logits that cannot be differentiated, or are not finite."""
     if not logits.requires_grad:
         raise InputError("the closure's logits have no graph: compute them from the parameters, without no_grad()")
-    finite = torch.isfinite(logits.detach()).all(1)
-    if not bool(finite.all()):
-        first = int((~finite).nonzero()[0])
-        raise InputError(
-            f"the logits of example {first} are not finite: check the input, or restore an earlier state and raise "
-            "damping"
-        )
+    check_finite(logits)
 
 
 def names_of(model: nn.Module, parameters: Sequence[Tensor]) -> list[str]:

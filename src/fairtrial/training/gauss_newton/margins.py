@@ -21,6 +21,8 @@ from torch import Tensor
 
 from fairtrial.errors import InputError
 
+INTEGERS = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+
 
 class Margins(NamedTuple):
     """The margin form of N examples.
@@ -94,9 +96,13 @@ def split_softmax_hessian(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
     >>> kept[0].trace(), dropped[0].trace()
     (tensor(0.3464), tensor(0.1743))
     """
+    if not (torch.is_tensor(logits) and torch.is_tensor(labels)):
+        raise InputError("the logits and labels are no tensors: give torch.as_tensor of them")
     if logits.dim() != 2:
         raise InputError(f"the logits have shape {tuple(logits.shape)}: give (N, K), N examples of K classes")
     check_labels(labels, logits)
+    check_finite(logits)
+    labels = labels.long()
     found = margins(logits, labels)
     c = found.slope
     kept = found.weight[:, None, None] * c[:, :, None] * c[:, None, :]
@@ -110,7 +116,9 @@ def check_labels(labels: Tensor, logits: Tensor, ignore_index: int | None = None
     classes = logits.shape[-1] if logits.dim() else 0
     if classes < 2:
         raise InputError(f"the logits have shape {tuple(logits.shape)}: the last axis is the classes, at least two")
-    if labels.is_floating_point() or labels.shape == logits.shape:
+    if not logits.is_floating_point():
+        raise InputError(f"the logits are {logits.dtype}: give floating-point numbers")
+    if labels.dtype not in INTEGERS or labels.shape == logits.shape:
         raise InputError(
             f"the labels are {labels.dtype} of shape {tuple(labels.shape)}: Fast Gauss-Newton needs the single true "
             "class of each example as an integer; soft targets, mixup and label smoothing have none"
@@ -120,6 +128,8 @@ def check_labels(labels: Tensor, logits: Tensor, ignore_index: int | None = None
             f"the labels have shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}: give labels of "
             f"shape {tuple(logits.shape[:-1])}"
         )
+    if labels.device != logits.device:
+        raise InputError(f"the labels are on {labels.device}, the logits on {logits.device}: put them on one device")
     wrong = (labels < 0) | (labels >= classes)
     if ignore_index is not None:
         wrong &= labels != ignore_index
@@ -127,4 +137,15 @@ def check_labels(labels: Tensor, logits: Tensor, ignore_index: int | None = None
         raise InputError(
             f"label {int(labels[wrong][0])} is none of the classes 0..{classes - 1}"
             + ("" if ignore_index is None else f" nor ignore_index={ignore_index}")
+        )
+
+
+def check_finite(logits: Tensor) -> None:
+    """Refuse logits (N, K) of which some are not finite."""
+    finite = torch.isfinite(logits.detach()).all(1)
+    if not bool(finite.all()):
+        first = int((~finite).nonzero()[0])
+        raise InputError(
+            f"the logits of example {first} are not finite: check the input, or restore an earlier state and raise "
+            "damping"
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fairtrial.errors import InputError
+from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.training.curvature import flatten, unflatten
 from fairtrial.training.gauss_newton.linearised import Closure, Linearised, Products
 
@@ -63,6 +63,8 @@ class MarginMap:
         model: nn.Module | None = None,
         ignore_index: int = -100,
     ) -> None:
+        if products not in get_args(Products):
+            raise UnknownNameError("kind of products", products, get_args(Products))
         if products == "forward" and model is None:
             raise InputError("products='forward' calls the model itself: give model=")
         self.parameters = [p for p in parameters if p.requires_grad]

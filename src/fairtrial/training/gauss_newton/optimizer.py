@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -46,6 +46,7 @@ Damping = float | Callable[["StepInfo"], float]
 
 RETRIES = 3
 LEAST_DAMPING, MOST_DAMPING = 1e-6, 1e4
+SHARED = "damping", "steps", "slope", "predicted", "last"  # what every group holds alike, to be saved with the state
 PAPER_FORM_MARGIN = -8.0  # below it the paper's right-hand side, exp(-m/2), drowns the other rows
 
 
@@ -94,8 +95,8 @@ class FastGaussNewton(torch.optim.Optimizer):
     Parameters
     ----------
     params : iterable of parameters or of groups
-        A group may set ``l2``, ``weight_decay`` and ``frozen`` (its parameters stay as they are). One ``lr`` and one
-        damping hold for all.
+        A group may set ``l2``, ``weight_decay`` and ``frozen`` (its parameters stay as they are, as do those that
+        require no gradient). One ``lr`` and one damping hold for all.
     lr : float
         Factor of the step; schedulers of PyTorch set it.
     damping : float or callable
@@ -196,31 +197,39 @@ class FastGaussNewton(torch.optim.Optimizer):
             raise InputError("solver='gram' and products='forward' call the model themselves: give model=")
         if solver == "gram" and process_group is not None:
             raise InputError("solver='gram' works in one process: take solver='cg' with a process_group")
-        if not callable(damping) and not damping > 0:
+        if not callable(damping) and not 0 < damping < math.inf:
             raise InputError(f"damping={damping}: a positive number, or a callable of StepInfo")
-        if lr <= 0 or not 0 <= momentum < 1 or min(l2, weight_decay) < 0 or cg_max_iter < 1 or cg_tol <= 0:
+        if not (lr > 0 and 0 <= momentum < 1 and cg_max_iter >= 1 and cg_tol > 0):
             raise InputError(
-                f"lr={lr}, momentum={momentum}, l2={l2}, weight_decay={weight_decay}, cg_tol={cg_tol}, "
-                f"cg_max_iter={cg_max_iter}: lr, cg_tol and cg_max_iter are positive, momentum lies in [0, 1), l2 and "
-                "weight_decay are at least 0"
+                f"lr={lr}, momentum={momentum}, cg_tol={cg_tol}, cg_max_iter={cg_max_iter}: lr, cg_tol and cg_max_iter "
+                "are positive, momentum lies in [0, 1)"
             )
         self.rule = damping if callable(damping) else None
         start = 1.0 if callable(damping) else float(damping)
         self.momentum, self.solver, self.form, self.products, self.model = momentum, solver, form, products, model
         self.cg_tol, self.cg_max_iter, self.ratio_batch = cg_tol, cg_max_iter, ratio_batch
         self.recompute, self.ignore_index, self.process_group = recompute, ignore_index, process_group
-        self.last = self.judged = StepInfo()
+        self.judged = StepInfo()
         self._warned = False
         self._kernel: tuple[Any, Tensor, Tensor] | None = None  # of a head's features: a full batch comes again
         defaults = {"lr": lr, "l2": l2, "weight_decay": weight_decay, "frozen": False, "damping": start, "steps": 0}
         super().__init__(params, defaults)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.dtype in (torch.float16, torch.bfloat16):
-                    raise InputError(
-                        f"a parameter of shape {tuple(p.shape)} is {p.dtype}: keep float32 master weights and run the "
-                        "forward pass under torch.autocast"
-                    )
+
+    @property
+    def last(self) -> StepInfo:
+        """Of the last step; kept with the state, as a callable damping may follow it."""
+        return StepInfo(*self.param_groups[0].get("last", ()))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; it takes the damping and the count of steps of the others."""
+        others = self.param_groups[0] if self.param_groups else {}
+        shared = {name: others[name] for name in SHARED if name in others}
+        super().add_param_group({**shared, **param_group})
+        try:
+            _check_group(self.param_groups[-1])
+        except InputError:
+            self.param_groups.pop()
+            raise
 
     # --------------------------------------------------------------------------------------------------------- a step
 
@@ -234,10 +243,15 @@ class FastGaussNewton(torch.optim.Optimizer):
             Returns ``(logits (..., K), labels (...))`` with the graph of the logits attached; no ``backward()``. Of
             several, micro-batches, the rows are put together to one batch.
         """
-        closures: list[Closure] = [closure] if callable(closure) else list(closure)
+        closures: list[Closure] = [closure] if callable(closure) else list(closure or ())
+        if not closures:
+            raise InputError(
+                "there is no closure: give one, or several for micro-batches, that return (logits, labels)"
+            )
         parameters = self._parameters()
-        if "previous" in self.state[parameters[0]]:
-            self._judge_last(closures, parameters)
+        pending = {p: kept.pop("previous") for p, kept in self.state.items() if "previous" in kept}
+        if pending:
+            self._judge_last(closures, parameters, pending)
         batch = self._linearise(closures)
         self._warn_of_batchnorm(batch)
         states = batch.states
@@ -251,7 +265,7 @@ class FastGaussNewton(torch.optim.Optimizer):
                 raise InputError(f"the damping callable returned {damping}: return a positive number")
         for attempt in range(1 if self.ratio_batch == "next" else RETRIES + 1):
             if attempt:  # without momentum, whose direction more damping would only come closer to
-                damping = min(4 * damping, MOST_DAMPING)
+                damping = _raised(damping)
                 batch = self._linearise(closures, states)
             right, rho_is_known = self._right(gradient, damping, momentum=not attempt)
             found = self._direction(batch, right, damping + self._most_l2(), rho_is_known)
@@ -282,15 +296,13 @@ class FastGaussNewton(torch.optim.Optimizer):
         if info.accepted is not None:
             self.judged = info
             damping = self._adapted(info, floor)
-        self._share(damping=damping, steps=step)
-        self.last = info
+        self._share(damping=damping, steps=step, last=astuple(info))
         return torch.tensor(loss, dtype=parameters[0].dtype, device=parameters[0].device)
 
     def _keep(self, parameters: list[Tensor], vector: list[Tensor], old: list[Tensor]) -> None:
         """Decay weights, and remember the direction for momentum."""
         lr = self._shared("lr")
-        decays = [group["weight_decay"] for group in self._active() for _ in group["params"]]
-        for p, before, d, decay in zip(parameters, old, vector, decays, strict=True):
+        for p, before, d, decay in zip(parameters, old, vector, self._each("weight_decay"), strict=True):
             if decay:
                 p.sub_(before, alpha=lr * decay)
             if self.momentum:
@@ -302,14 +314,14 @@ class FastGaussNewton(torch.optim.Optimizer):
         ratio = (new_loss - info.loss) / predicted if predicted < -noise else math.nan
         return replace(info, new_loss=new_loss, ratio=ratio, accepted=new_loss <= info.loss + noise)
 
-    def _judge_last(self, closures: Sequence[Closure], parameters: list[Tensor]) -> None:
+    def _judge_last(self, closures: Sequence[Closure], parameters: list[Tensor], pending: dict[Tensor, Tensor]) -> None:
         """Judge the last step by the curvature that this batch finds along it, and undo it or go on from it.
 
         The slope stays that of the step's own batch: another batch's differs by noise which no damping removes, and a
         ratio with it would raise the damping without end.
         """
         current = [p.clone() for p in parameters]
-        previous = [self.state[p].pop("previous") for p in parameters]
+        previous = [pending.get(p, now) for p, now in zip(parameters, current, strict=True)]
         torch._foreach_copy_(parameters, previous)
         batch = self._linearise(closures)
         states, loss = batch.states, self._objective(batch.logits, batch.labels)
@@ -328,7 +340,7 @@ class FastGaussNewton(torch.optim.Optimizer):
         torch._foreach_copy_(parameters, previous)
         for p in parameters:
             self.state[p].pop("direction", None)
-        self._share(damping=min(4 * damping, MOST_DAMPING))
+        self._share(damping=_raised(damping))
 
     def _noise(self, loss: float) -> float:
         """Return what rounding may move a loss by."""
@@ -462,17 +474,21 @@ class FastGaussNewton(torch.optim.Optimizer):
         return [group for group in self.param_groups if not group["frozen"]]
 
     def _parameters(self) -> list[Tensor]:
-        parameters = [p for group in self._active() for p in group["params"]]
+        parameters = [p for group in self._active() for p in group["params"] if p.requires_grad]
         if not parameters:
-            raise InputError("every parameter group is frozen: there is nothing to train")
+            raise InputError("every parameter is frozen or requires no gradient: there is nothing to train")
         if len({p.device for p in parameters}) > 1:
             raise InputError(
                 f"the parameters are on {sorted({str(p.device) for p in parameters})}: put them on one device"
             )
         return parameters
 
+    def _each(self, name: str) -> list[float]:
+        """Return an option of the groups for each parameter."""
+        return [group[name] for group in self._active() for p in group["params"] if p.requires_grad]
+
     def _l2s(self) -> list[float]:
-        return [group["l2"] for group in self._active() for _ in group["params"]]
+        return self._each("l2")
 
     def _most_l2(self) -> float:
         return max(self._l2s())
@@ -497,6 +513,23 @@ class FastGaussNewton(torch.optim.Optimizer):
                 "evaluation of the closure",
                 stacklevel=3,
             )
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    for name in ("lr", "l2", "weight_decay"):
+        if not 0 <= group[name] < math.inf:
+            raise InputError(f"{name}={group[name]} of a group: give a number of at least 0")
+    for p in group["params"]:
+        if p.dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"a parameter of shape {tuple(p.shape)} is {p.dtype}: keep float32 master weights and run the forward "
+                "pass under torch.autocast"
+            )
+
+
+def _raised(damping: float) -> float:
+    """Return the damping after a refused step; one that was chosen above the bound stays."""
+    return max(damping, min(4 * damping, MOST_DAMPING))
 
 
 def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor, nn
 
 from fairtrial.errors import InputError
 from fairtrial.stats.intervals import Binomial
 from fairtrial.training.sparse_connectivity.certificate import neuron_statistics
-from fairtrial.training.sparse_connectivity.patches import PatchNetwork, as_patches
+from fairtrial.training.sparse_connectivity.patches import PatchNetwork, as_patches, tensors_for
 
 LEVELS = 20  # of q
 POWERS = range(-10, 51)  # of two, for S / q
@@ -82,6 +81,7 @@ def generalization_bound(
 
     Examples
     --------
+    >>> import torch
     >>> module = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)).double()
     >>> x = torch.randn(40, 3, dtype=torch.float64)
     >>> bool(generalization_bound(module, x[:20], torch.randn(20), x[20:]).total > 0)
@@ -89,10 +89,9 @@ def generalization_bound(
     """
     if not 0 < delta < 1:
         raise InputError(f"delta={delta}: in (0, 1)")
-    like = next(module.parameters())
-    x, y, fresh = (
-        torch.as_tensor(np.asarray(a) if not isinstance(a, Tensor) else a).to(like) for a in (x, y, x_unlabeled)
-    )
+    x, y, fresh = tensors_for(module, inputs=x, targets=y, x_unlabeled=x_unlabeled)
+    if len(x) != len(y) or y.dim() != 1:
+        raise InputError(f"inputs {tuple(x.shape)} and targets {tuple(y.shape)} do not match: (n, ...) and (n,)")
     seen, new = as_patches(module, x), as_patches(module, fresh)
     table, _ = neuron_statistics(seen)
     g, path = table["g"].to_numpy(), table["path"].to_numpy()
@@ -104,7 +103,8 @@ def generalization_bound(
     rows = []
     for q in np.geomspace(max(g.max(), 1e-12) * 1e-4, max(g.max(), 1e-12), LEVELS):
         interior = np.asarray(g >= q)
-        a = 2.0 ** min(max(math.ceil(math.log2(max(s, 1e-300) / q)), POWERS[0]), POWERS[-1])
+        power = max(math.ceil(math.log2(max(s, 1e-300) / q)), POWERS[0])
+        a = 2.0**power if power <= POWERS[-1] else math.inf
         met = np.asarray(active_fresh[:, ~interior].any(1))
         p_fresh = Binomial(int(met.sum()), len(met)).bounds(2 * delta / (2 * LEVELS))[1]
         p_train = float(active_train[:, ~interior].any(1).mean())

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fairtrial.errors import InputError
 from fairtrial.training.curvature import GaussNewton, Hessian, top_eigenpairs
-from fairtrial.training.sparse_connectivity.patches import PatchNetwork, as_patches
+from fairtrial.training.sparse_connectivity.patches import PatchNetwork, as_patches, tensors_for
 
 CHUNK = 2**23  # entries of pre-activations held at once
 
@@ -101,12 +101,9 @@ def stability_certificate(
     >>> stability_certificate(module, x, torch.randn(20)).slack > 0
     True
     """
-    like = next(module.parameters())
-    x, y = (torch.as_tensor(np.asarray(a) if not isinstance(a, Tensor) else a).to(like) for a in (x, y))
-    if len(x) != len(y) or y.dim() != 1 or len(y) < 1:
+    x, y = tensors_for(module, inputs=x, targets=y)
+    if len(x) != len(y) or y.dim() != 1:
         raise InputError(f"inputs {tuple(x.shape)} and targets {tuple(y.shape)} do not match: (n, ...) and (n,)")
-    if not (x.isfinite().all() and y.isfinite().all()):
-        raise InputError("inputs or targets are not finite")
     network = as_patches(module, x)
     table, kinks = neuron_statistics(network)
     with torch.no_grad():
@@ -117,7 +114,7 @@ def stability_certificate(
     for matrix in (gauss_newton, hessian):
         with matrix.held() as product:
             top = top_eigenpairs(
-                product, matrix.size, tol=tol, max_products=max_products, dtype=like.dtype, device=like.device
+                product, matrix.size, tol=tol, max_products=max_products, dtype=x.dtype, device=x.device
             )
         tops.append(float(top.values[0] + top.residuals[0]))
     residual_term = float((1 + network.radius**2) ** 0.5 * residuals.abs().mean())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import pandas as pd
@@ -98,7 +99,12 @@ def patch_geometry(
     >>> patch_geometry(circle, size=2).isolable_fraction(0.0)
     1.0
     """
-    x = np.asarray(images, dtype=float)
+    try:
+        x = np.asarray(images, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError("the inputs are no array of real numbers") from None
+    if not (isinstance(samples, Integral) and isinstance(most, Integral) and samples >= 1 and most >= 2):
+        raise InputError(f"samples={samples}, most={most}: whole numbers, at least 1 and 2")
     if x.ndim not in (2, 3) or not len(x):
         raise InputError(f"inputs of shape {x.shape}: vectors (n, d) or images (n, h, w) are needed")
     if not np.isfinite(x).all():
@@ -136,7 +142,7 @@ def patch_geometry(
     for place, who in zip(index, owner, strict=True):
         if place in isolated:
             by_example[who] = by_example.get(who, False) or bool(isolated[place])
-    costs = [memorisation_cost(flat, owner, int(i), per, rng) for i in rng.permutation(n)[:30]]
+    costs = [memorisation_cost(flat, owner, int(i), per, rng) for i in rng.permutation(np.unique(owner))[:30]]
     return PatchGeometry(
         isolable=pd.DataFrame(rows),
         memorisable_fraction=float(np.mean(list(by_example.values()))) if by_example else math.nan,

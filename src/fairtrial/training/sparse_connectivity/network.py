@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor, nn
 
 from fairtrial.errors import FairtrialError, InputError
 from fairtrial.training.curvature import Hessian, top_eigenpairs
-from fairtrial.training.sparse_connectivity.patches import LocallyConnected, extract
+from fairtrial.training.sparse_connectivity.patches import LocallyConnected, extract, uncovered
 
 DOUBLE_BELOW = 1e7  # activations up to which the training runs in float64
 
@@ -87,7 +89,7 @@ class StableTwoLayerReLU(RegressorMixin, BaseEstimator):
             If the descent diverges: the message names the sharpness at the start.
         """
         if isinstance(X, np.ndarray) and X.ndim == 3:
-            X, y = np.asarray(X, float), np.asarray(y, float)
+            X, y = check_X_y(X, y, dtype=np.float64, allow_nd=True, y_numeric=True)
             self.n_features_in_ = X[0].size
         else:
             X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
@@ -95,8 +97,17 @@ class StableTwoLayerReLU(RegressorMixin, BaseEstimator):
             raise InputError(f"connectivity={self.connectivity!r}: 'dense', 'local', 'conv' or 'random'")
         if self.connectivity != "dense" and self.patch is None:
             raise InputError(f"connectivity={self.connectivity!r} needs patch=")
-        if self.width < 1 or self.steps < 1 or self.weight_decay < 0:
-            raise InputError(f"width={self.width}, steps={self.steps}, weight_decay={self.weight_decay}: too small")
+        counts = self.width, self.steps
+        if (
+            not all(isinstance(count, Integral) and count >= 1 for count in counts)
+            or not 0 <= self.weight_decay < np.inf
+        ):
+            raise InputError(
+                f"width={self.width}, steps={self.steps}, weight_decay={self.weight_decay}: whole numbers from 1, and "
+                "a number from 0"
+            )
+        if self.connectivity != "dense" and (lost := max(uncovered(side, *self._window()) for side in X.shape[1:])):
+            warnings.warn(f"{lost} entries of a side lie in no patch: they are never seen", stacklevel=2)
         seed = (
             np.random.RandomState(self.random_state) if not hasattr(self.random_state, "randint") else self.random_state
         )
@@ -115,16 +126,18 @@ class StableTwoLayerReLU(RegressorMixin, BaseEstimator):
         """Return predictions (n,)."""
         check_is_fitted(self, "module_")
         if isinstance(X, np.ndarray) and X.ndim == 3:
-            X = np.asarray(X, float)
+            X = check_array(X, dtype=np.float64, allow_nd=True)
         else:
             X = validate_data(self, X, dtype=np.float64, reset=False)
+        if X[0].size != self.n_features_in_:
+            raise InputError(f"inputs of shape {X.shape[1:]}: {self.n_features_in_} numbers each were trained on")
         like = next(self.module_.parameters())
         with torch.no_grad():
             return self.module_(torch.tensor(X).to(like)).reshape(-1).double().numpy()
 
     def _window(self) -> tuple[int, int]:
         assert self.patch is not None
-        return self.patch, self.stride or self.patch
+        return self.patch, self.patch if self.stride is None else self.stride
 
     def _build(self, shape: tuple[int, ...], g: torch.Generator) -> nn.Sequential:
         """Draw w ~ N(0, 1/m) and v ~ N(0, 1/width), with b and c at 0."""
@@ -172,8 +185,8 @@ class StableTwoLayerReLU(RegressorMixin, BaseEstimator):
             if not told or float(told[1]) <= 0:
                 raise InputError(f'learning_rate={self.learning_rate!r}: a number, or "edge*0.9"')
             return float(told[1]) * 2 / max(self._sharpness(x, t), 1e-12)
-        if not self.learning_rate > 0:
-            raise InputError(f"learning_rate={self.learning_rate}: positive")
+        if not isinstance(self.learning_rate, Real) or not 0 < self.learning_rate < np.inf:
+            raise InputError(f'learning_rate={self.learning_rate}: a positive number, or "edge*0.9"')
         return float(self.learning_rate)
 
     def _descend(self, x: Tensor, t: Tensor, step: float) -> None:

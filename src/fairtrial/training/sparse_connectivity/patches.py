@@ -8,8 +8,11 @@ pooling sees all places.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,7 +28,7 @@ def places(size: int, patch: int, stride: int) -> int:
     InputError
         If not even one does.
     """
-    if not 1 <= patch <= size or stride < 1:
+    if not (isinstance(patch, Integral) and isinstance(stride, Integral) and 1 <= patch <= size and stride >= 1):
         raise InputError(f"patch={patch}, stride={stride}: a patch from 1 to {size} and a stride from 1 are needed")
     return (size - patch) // stride + 1
 
@@ -36,7 +39,7 @@ def uncovered(size: int, patch: int, stride: int) -> int:
     >>> uncovered(10, 3, 3), uncovered(10, 2, 4)
     (1, 4)
     """
-    starts = range(0, size - patch + 1, stride)
+    starts = range(0, places(size, patch, stride) * stride, stride)
     return size - len({entry for start in starts for entry in range(start, start + patch)})
 
 
@@ -109,6 +112,12 @@ class PatchNetwork:
         own = self.patches[:, neurons]
         return own, (own * self.w[neurons]).sum(2) - self.b[neurons]
 
+    def outputs(self) -> Tensor:
+        """Return what the network computes, (n,)."""
+        hidden = self.seen(slice(None))[1].relu()  # (N, k)
+        means = hidden.unflatten(0, (len(self.patches), -1)).mean(1)  # over the places of a neuron
+        return means @ self.v + (0 if self.c is None else self.c)
+
     @property
     def radius(self) -> float:
         """The largest norm of a patch."""
@@ -126,6 +135,31 @@ FORMS = (
 )
 
 
+def tensors_for(module: nn.Module, **arrays: Any) -> list[Tensor]:
+    """Return arrays as tensors like the module's parameters.
+
+    Raises
+    ------
+    InputError
+        If the module has no parameters in float32 or float64, or anything is not finite: it is named.
+    """
+    parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
+    if not parameters or parameters[0].dtype not in (torch.float32, torch.float64):
+        raise InputError(f"{type(module).__name__} is no module in float32 or float64: {FORMS} are needed")
+    tensors = []
+    for name, array in arrays.items():
+        try:
+            given = array if isinstance(array, Tensor) else torch.as_tensor(np.asarray(array))
+        except (TypeError, ValueError):
+            raise InputError(f"{name} is no array of numbers") from None
+        if given.is_complex() or not given.dim() or not len(given) or not given.isfinite().all():
+            raise InputError(f"{name}: some values are not finite real numbers, or there are none")
+        tensors.append(given.to(parameters[0]))
+    if not all(p.isfinite().all() for p in parameters):
+        raise InputError("the module has parameters that are not finite")
+    return tensors
+
+
 def as_patches(module: nn.Module, x: Tensor) -> PatchNetwork:
     """Read a module on inputs ``x`` as weights on patches.
 
@@ -134,6 +168,16 @@ def as_patches(module: nn.Module, x: Tensor) -> PatchNetwork:
     InputError
         If it is not of a form the algebra holds for: the message lists them.
     """
+    network = _read(module, x)
+    with torch.no_grad():
+        theirs = module(x[:8]).reshape(-1)
+    ours = replace(network, patches=network.patches[:8]).outputs()
+    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max() + network.v.abs().sum())):
+        raise InputError(f"the module is not the mean over all its patches, as by pooling over some alone: {FORMS}")
+    return network
+
+
+def _read(module: nn.Module, x: Tensor) -> PatchNetwork:
     layers = (
         [layer for layer in module if not isinstance(layer, nn.Flatten | nn.Unflatten)]
         if isinstance(module, nn.Sequential)
@@ -154,7 +198,12 @@ def as_patches(module: nn.Module, x: Tensor) -> PatchNetwork:
         raise InputError(f"{type(module).__name__}{kinds or ''} is none of the forms this holds for: {FORMS}")
     v = ends.weight.detach()[0]
     c = None if ends.bias is None else ends.bias.detach()[0]
-    x = x.to(v)
+    try:
+        with torch.no_grad():
+            module(x[:1])
+    except (RuntimeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the module does not take inputs of shape {tuple(x.shape[1:])}: {reason}") from error
     bias = getattr(first, "bias", None)
     if isinstance(first, LocallyConnected):
         w, patches = first.weight.detach(), x.flatten(1)[:, first.index]
@@ -178,7 +227,7 @@ def _convolved(layer: nn.Module, pool: nn.Module, x: Tensor) -> tuple[Tensor, Te
     if not isinstance(pool, nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d | nn.AvgPool1d | nn.AvgPool2d):
         raise InputError(f"{type(pool).__name__} after the ReLU: only mean pooling to one place keeps the inequality")
     if isinstance(layer, nn.Conv1d):
-        shaped = x[:, None] if x.dim() == 2 else x
+        shaped = x.reshape(len(x), layer.in_channels, -1)
         patches = shaped.unfold(2, layer.kernel_size[0], layer.stride[0])  # (n, C, J, m)
         return layer.weight.detach().flatten(1), patches.transpose(1, 2).flatten(2)
     shaped = x[:, None] if x.dim() == 3 else x

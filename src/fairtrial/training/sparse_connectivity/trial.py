@@ -408,8 +408,8 @@ trial = Trial(
     parts=parts,
     presets={
         "smoke": {
-            "dimension": 8, "patches": (4,), "samples": 30, "width": 10, "steps": 40, "seeds": 2, "images": "tiny",
-            "image_samples": 30, "image_steps": 40, "lp_samples": 10,
+            "dimension": 8, "patches": (4,), "samples": 20, "width": 10, "steps": 20, "seeds": 2, "images": "tiny",
+            "image_samples": 20, "image_steps": 20, "lp_samples": 10,
         },
         "full": {
             "dimension": 64, "patches": (4, 8, 16), "samples": 2000, "width": 500, "steps": 8000, "seeds": 5,

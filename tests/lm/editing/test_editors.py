@@ -12,7 +12,7 @@ from fairtrial.errors import FairtrialError, InputError
 from fairtrial.lm.editing import MEMIT, ROME, AlphaEdit, Edit, FineTune, Solver, key_covariance, save_covariance
 from fairtrial.lm.editing.editors import RIDGE
 from fairtrial.lm.editing.rows import rows_of
-from fairtrial.lm.editing.solving import _states_below, _target_log_likelihood, solve
+from fairtrial.lm.editing.solving import _Reading, _target_log_likelihood, _target_places, solve
 
 QUICK = Solver(steps=4, prefixes=("", "w3 w8 "))
 
@@ -110,11 +110,11 @@ def test_a_value_makes_the_target_likelier_within_its_clamp(tiny, texts, edits):
     solver = Solver(steps=20, clamp=1e4, weight_decay=0.0, prefixes=("",))  # and what random weights give is tiny
     editor = MEMIT(*tiny, layers=[1], text=texts, covariance_weight=0.0, solver=solver)
     place, rows = editor._place(1), rows_of(*tiny, edits[:3])
-    below, _ = _states_below(place, rows)
+    reading = _Reading(place, rows, rows.subject, _target_places(rows))
     h, v = editor.solve(edits[:3])
     assert ((v - h).norm(dim=1) <= 1e4 * h.norm(dim=1) * (1 + 1e-5)).all()
     with torch.no_grad():
-        before, solved = (_target_log_likelihood(place, rows, below, delta) for delta in (torch.zeros_like(h), v - h))
+        before, solved = (_target_log_likelihood(reading, delta) for delta in (torch.zeros_like(h), v - h))
     assert (solved > before + 0.2).all()
     for row, (start, stop, at) in enumerate(zip(rows.start, rows.stop, rows.subject, strict=True)):
 
@@ -142,6 +142,34 @@ def test_solving_keeps_gradients_modes_and_weights(tiny, texts, edits):
 
 def other(family):
     return tiny_models.build(family, layers=3, vocab_size=64), tiny_causal_lm()[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "phi"])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_aligned_rows_over_kept_keys_read_as_each_row_alone_does(family, layer, texts):
+    model, tokenizer = other(family)
+    edits = [
+        Edit("w4 {} w5 w6", "w20", "w11"),
+        Edit("w7 w8 w9 {} w5", "w21 w22", "w12 w13"),
+        Edit("{} w5", "w23", "w9"),
+    ]
+    editor = MEMIT(model, tokenizer, layers=[layer], text=texts)
+    place, rows = editor._place(layer), rows_of(model, tokenizer, edits, prefixes=("", "w3 w8 "))
+    delta = torch.randn(3, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    token = _target_log_likelihood(_Reading(place, rows, rows.subject, _target_places(rows)), delta)
+    (slope,) = torch.autograd.grad(token.sum(), [delta])
+    for row, (start, stop, at, edit) in enumerate(zip(rows.start, rows.stop, rows.subject, rows.edit, strict=True)):
+
+        def add(module, args, output, at=at, edit=edit):
+            return torch.cat([output[:, :at], output[:, at : at + 1] + delta[edit], output[:, at + 1 :]], 1)
+
+        hook = editor._views[layer].module.register_forward_hook(add)
+        log_p = model(rows.ids[row : row + 1, :stop]).logits[0].log_softmax(1)
+        hook.remove()
+        alone = log_p[start - 1 : stop - 1].gather(1, rows.ids[row, start:stop, None]).mean()
+        torch.testing.assert_close(token[row], alone, atol=1e-5, rtol=1e-5)
+        slope = slope - torch.autograd.grad(alone, [delta])[0]
+    assert slope.abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "phi"])
@@ -203,6 +231,8 @@ def test_a_covariance_is_kept_in_a_file(tiny, texts, edits, tmp_path):
     torch.testing.assert_close(found[1], x.T @ x / len(x), atol=1e-5, rtol=1e-3)
     save_covariance(tmp_path / "c.safetensors", found)
     editor = ROME(*tiny, layers=[1], covariance=tmp_path / "c.safetensors")
+    known = ROME(*tiny, layers=[1], covariance=editor.covariances)
+    assert torch.equal(known.covariances[1], editor.covariances[1])
     assert torch.equal(editor.covariances[1], found[1])
     save_covariance(tmp_path / "small.safetensors", {1: torch.eye(3)})
     (tmp_path / "broken.safetensors").write_bytes(b"no")

@@ -68,8 +68,10 @@ def save_covariance(path: str | Path, covariances: Mapping[int, torch.Tensor]) -
     save_file({f"layer.{layer}": C.contiguous() for layer, C in covariances.items()}, path)
 
 
-def read_covariance(path: str | Path, sizes: Mapping[int, int]) -> dict[int, torch.Tensor]:
-    """Read covariances of given sizes m by layer.
+def read_covariance(
+    source: str | Path | Mapping[int, torch.Tensor], sizes: Mapping[int, int]
+) -> dict[int, torch.Tensor]:
+    """Return covariances of given sizes m by layer, from a file or as :func:`key_covariance` returns them.
 
     Raises
     ------
@@ -79,18 +81,22 @@ def read_covariance(path: str | Path, sizes: Mapping[int, int]) -> dict[int, tor
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        stored = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: not a readable safetensors file: {error}") from None
+    if isinstance(source, Mapping):
+        name, stored = "covariance", {f"layer.{layer}": C for layer, C in source.items()}
+    else:
+        name = str(source)
+        try:
+            stored = load_file(source)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{name}: not a readable safetensors file: {error}") from None
     found = {}
     for layer, m in sizes.items():
         C = stored.get(f"layer.{layer}")
         if C is None:
-            raise InputError(f"{path}: no layer {layer}; it has {', '.join(sorted(stored)) or 'nothing'}")
+            raise InputError(f"{name}: no layer {layer}; it has {', '.join(sorted(stored)) or 'nothing'}")
         if C.shape != (m, m) or not bool(torch.isfinite(C).all()) or not torch.allclose(C, C.T, rtol=1e-3):
             raise InputError(
-                f"{path}: layer {layer} is {tuple(C.shape)}, not a symmetric finite matrix ({m}, {m}) of this model"
+                f"{name}: layer {layer} is {tuple(C.shape)}, not a symmetric finite matrix ({m}, {m}) of this model"
             )
         found[layer] = C.float()
     return found

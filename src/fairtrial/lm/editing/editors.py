@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,8 @@ class Editor(ABC):
     layers
         Blocks to write to, counted from 0; values are solved at the last.
     covariance
-        What :func:`~fairtrial.lm.editing.covariance.save_covariance` wrote of this model; ``None`` = from ``text``.
+        What :func:`~fairtrial.lm.editing.covariance.key_covariance` found of this model, or the file that
+        ``save_covariance`` wrote of it; ``None`` = from ``text``.
     text
         Text, or a file or folder of it, on which the uncentred covariance of keys is taken.
     hooks
@@ -96,7 +97,7 @@ class Editor(ABC):
         tokenizer: Any,
         *,
         layers: Sequence[int],
-        covariance: str | Path | None = None,
+        covariance: str | Path | Mapping[int, torch.Tensor] | None = None,
         text: Any = None,
         hooks: Sequence[ValueHook] = (),
         decay: float = 0.0,
@@ -119,7 +120,7 @@ class Editor(ABC):
         elif text is not None:
             self.covariances = key_covariance(model, tokenizer, text, self.layers, spec=spec)
         else:
-            raise InputError("give covariance=, a file, or text= to take the covariance of keys on")
+            raise InputError("give covariance=, or text= to take the covariance of keys on")
         self.text = text
         self._factor = {
             layer: torch.linalg.cholesky(_ridged(C).to(self._views[layer].parameter.device))

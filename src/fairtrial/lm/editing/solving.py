@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from fairtrial.causal_lm.capture import evaluation_mode, passing_through
 from fairtrial.causal_lm.layout import LinearView
+from fairtrial.causal_lm.likelihood import cache_name
 from fairtrial.errors import InputError
 from fairtrial.lm.editing.edits import Edit
 from fairtrial.lm.editing.rows import PREFIXES, Rows, essence_rows, rows_of
@@ -63,33 +66,33 @@ class Place:
     view: LinearView
 
     @property
-    def device(self) -> torch.device:
-        """Where the weight lies."""
-        return self.view.parameter.device
+    def inputs(self) -> torch.device:
+        """Where token ids go."""
+        return self.model.get_input_embeddings().weight.device
 
 
 def solve(place: Place, tokenizer: Any, edits: Sequence[Edit], solver: Solver) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the linear gives now, h (n, d), and what it must give, v (n, d), float32.
 
-    All edits are solved at once: a step is one pass from the edited layer up, with the states below kept.
+    All edits are solved at once: a step passes the tokens from each subject's last one on through the blocks from the
+    edited one up.
     """
     model = place.model
     asked = rows_of(model, tokenizer, edits, prefixes=solver.prefixes)
     essence = essence_rows(model, tokenizer, edits)
     per_edit = len(solver.prefixes)
     with evaluation_mode(model), _frozen(model):
-        asked_states, outputs = _states_below(place, asked)
-        essence_states, _ = _states_below(place, essence)
-        h = outputs.view(len(edits), per_edit, -1).mean(1)  # (n, d)
+        question = _Reading(place, asked, asked.subject, _target_places(asked))
+        meaning = _Reading(place, essence, essence.subject, (torch.arange(len(essence)), essence.stop - 1))
+        h = question.outputs.view(len(edits), per_edit, -1).mean(1)  # (n, d)
         limit = solver.clamp * h.norm(dim=1, keepdim=True)
         delta = torch.zeros_like(h, requires_grad=True)
         adam = torch.optim.Adam([delta], lr=solver.lr)
         with torch.no_grad():
-            usual = _last_log_probs(place, essence, essence_states, delta)  # (n, V)
+            usual = meaning.log_probs(delta)  # (n, V)
         for _ in range(solver.steps):
-            loss = -_target_log_likelihood(place, asked, asked_states, delta).sum() / per_edit
-            now = _last_log_probs(place, essence, essence_states, delta)
-            loss = loss + solver.kl * F.kl_div(now, usual, log_target=True, reduction="sum")
+            loss = -_target_log_likelihood(question, delta).sum() / per_edit
+            loss = loss + solver.kl * F.kl_div(meaning.log_probs(delta), usual, log_target=True, reduction="sum")
             loss = loss + solver.weight_decay * (delta.norm(dim=1) / h.square().sum(1)).sum()
             (delta.grad,) = torch.autograd.grad(loss, [delta])
             adam.step()
@@ -100,17 +103,18 @@ def solve(place: Place, tokenizer: Any, edits: Sequence[Edit], solver: Solver) -
 
 def keys_and_outputs(place: Place, rows: Rows, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs (n, m) and outputs (n, d) of the linear at the subjects' last tokens, means over an edit's rows."""
-    keys = torch.empty(0)
+    keys = outputs = torch.empty(0)
     at, subject = torch.arange(len(rows)), rows.subject
 
-    def keep(module: Any, args: tuple) -> None:
-        nonlocal keys
-        keys = args[0].detach()[at, subject].float()
+    def keep(module: Any, args: tuple, output: torch.Tensor) -> None:
+        nonlocal keys, outputs
+        keys, outputs = (states[at, subject].float() for states in (args[0], output))
+        raise _LayerDone
 
-    handle = place.view.module.register_forward_pre_hook(keep)
+    handle = place.view.module.register_forward_hook(keep)
     try:
-        with evaluation_mode(place.model):
-            _, outputs = _states_below(place, rows)
+        with evaluation_mode(place.model), torch.no_grad(), suppress(_LayerDone):
+            place.model(rows.ids.to(place.inputs), use_cache=False)
     finally:
         handle.remove()
     return keys.view(n, len(rows) // n, -1).mean(1), outputs.view(n, len(rows) // n, -1).mean(1)
@@ -120,67 +124,126 @@ class _LayerDone(Exception):
     """Ends a pass above which nothing is wanted."""
 
 
-@torch.no_grad()
-def _states_below(place: Place, rows: Rows) -> tuple[Any, torch.Tensor]:
-    """Return what the block below the edited one gives, and the linear's outputs (R, d) at the subjects."""
-    below: list[Any] = [None]
-    outputs = torch.empty(0)
+class _Reading:
+    """Rows that are read again and again from the edited layer up, with all that does not change kept.
 
-    def keep_below(block: Any, args: tuple, output: Any) -> None:
-        below[0] = output
+    Under causal attention nothing changes before a row's ``first`` changed token: of the tokens before it the keys and
+    values are kept, of those from it on what the block below the edited one gives. Rows are aligned at that token, with
+    padding on both sides.
 
-    def keep_output(module: Any, args: tuple, output: torch.Tensor) -> None:
-        nonlocal outputs
-        outputs = output[torch.arange(len(rows)), rows.subject].float()
-        raise _LayerDone
+    Parameters
+    ----------
+    place, rows
+        Where values are added, and R rows.
+    first
+        (R,) the first token whose output changes.
+    wanted
+        (M,) rows and (M,) tokens after which probabilities are read.
 
-    hooks = [place.view.module.register_forward_hook(keep_output)]
-    if place.layer > 0:
-        hooks.append(place.blocks[place.layer - 1].register_forward_hook(keep_below))
-    try:
-        place.model(rows.ids.to(place.model.get_input_embeddings().weight.device), use_cache=False)
-    except _LayerDone:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return below[0], outputs
+    Attributes
+    ----------
+    outputs : (R, d) float32, what the edited linear gives at the subjects as it is.
+    """
+
+    def __init__(
+        self, place: Place, rows: Rows, first: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        model = self.model = place.model
+        self.place, self.rows = place, rows
+        kept = int(first.max())  # columns whose keys are kept
+        pad = kept - first  # (R,) columns of padding at the left
+        token = torch.arange(int((pad + rows.stop).max())) - pad[:, None]  # (R, W): the token that stands in a column
+        ids = rows.ids.gather(1, token.clamp(0, rows.ids.shape[1] - 1))
+        self._wanted = wanted[0], (wanted[1] + pad[wanted[0]] - kept)
+        self._inputs: dict[str, torch.Tensor] = {}
+        if bool(pad.any()):
+            self._inputs["attention_mask"] = (token >= 0).long().to(place.inputs)
+            if "position_ids" in inspect.signature(model.forward).parameters:  # others take them from the mask
+                self._inputs["position_ids"] = token.clamp_min(0).to(place.inputs)
+        self._below, self.outputs = self._read_below(ids.to(place.inputs), pad + rows.subject, kept)
+        self._cache = self._read_before(ids[:, :kept].to(place.inputs)) if kept else None
+        self._ids = ids[:, kept:].to(place.inputs)
+        if "position_ids" in self._inputs:
+            self._inputs["position_ids"] = self._inputs["position_ids"][:, kept:]
+
+    @torch.no_grad()
+    def _read_below(self, ids: torch.Tensor, subject: torch.Tensor, kept: int) -> tuple[Any, torch.Tensor]:
+        """Return what the block below the edited one gives from column ``kept`` on, and the linear's outputs."""
+        place, below, outputs = self.place, None, torch.empty(0)
+
+        def keep_below(block: Any, args: tuple, output: Any) -> None:
+            nonlocal below
+            below = (output[0][:, kept:], *output[1:]) if isinstance(output, tuple) else output[:, kept:]
+
+        def keep_outputs(module: Any, args: tuple, output: torch.Tensor) -> None:
+            nonlocal outputs
+            outputs = output[torch.arange(len(ids)), subject].float()
+            raise _LayerDone
+
+        hooks = [place.view.module.register_forward_hook(keep_outputs)]
+        if place.layer > 0:
+            hooks.append(place.blocks[place.layer - 1].register_forward_hook(keep_below))
+        try:
+            with suppress(_LayerDone):
+                self.model(ids, use_cache=False, **self._inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return below, outputs
+
+    @torch.no_grad()
+    def _read_before(self, ids: torch.Tensor) -> Any:
+        """Return the cache of the columns before the first changed one."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        inputs = {name: value[:, : ids.shape[1]] for name, value in self._inputs.items()}
+        self.model(ids, use_cache=True, logits_to_keep=1, **{cache_name(self.model): cache}, **inputs)
+        return cache
+
+    def log_probs(self, delta: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities (M, V) after the wanted tokens, with delta (n, d) added at the first ones."""
+        edit = self.rows.edit
+
+        def add(module: Any, args: tuple, output: torch.Tensor) -> torch.Tensor:
+            if delta is None:
+                return output
+            return torch.cat([output[:, :1] + delta[edit, None].to(output.dtype), output[:, 1:]], 1)
+
+        def pick(head: Any, args: tuple) -> tuple:
+            return (args[0][self._wanted][None], *args[1:])
+
+        # A copy: passes write into a cache.
+        extra = {} if self._cache is None else {cache_name(self.model): copy.deepcopy(self._cache)}
+        place = self.place
+        hooks = [
+            place.view.module.register_forward_hook(add),
+            self.model.get_output_embeddings().register_forward_pre_hook(pick),
+        ]
+        try:
+            with passing_through(list(place.blocks[: place.layer]), [self._below]):
+                out = self.model(self._ids, use_cache=self._cache is not None, **extra, **self._inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return out.logits[0].float().log_softmax(1)
 
 
-def _logits(place: Place, rows: Rows, below: Any, delta: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Return the logits (R, len(keep), V) with delta (n, d) added to the linear's output at the subjects."""
-
-    def add(module: Any, args: tuple, output: torch.Tensor) -> torch.Tensor:
-        extra = torch.zeros_like(output)
-        extra[torch.arange(len(rows)), rows.subject] = delta[rows.edit].to(output.dtype)
-        return output + extra
-
-    handle = place.view.module.register_forward_hook(add)
-    device = place.model.get_input_embeddings().weight.device
-    try:
-        with passing_through(list(place.blocks[: place.layer]), [below]):
-            return place.model(rows.ids.to(device), use_cache=False, logits_to_keep=keep.to(device)).logits.float()
-    finally:
-        handle.remove()
+def _target_places(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows (M,) and the tokens (M,) after which a target's token comes."""
+    token = torch.arange(rows.ids.shape[1])
+    row, at = ((token >= rows.start[:, None]) & (token < rows.stop[:, None])).nonzero(as_tuple=True)
+    return row, at - 1
 
 
-def _target_log_likelihood(place: Place, rows: Rows, below: Any, delta: torch.Tensor) -> torch.Tensor:
+def _target_log_likelihood(reading: _Reading, delta: torch.Tensor | None = None) -> torch.Tensor:
     """Return the mean log-likelihood of each row's target tokens, (R,)."""
-    first, last = int(rows.start.min()), int(rows.stop.max())
-    places = torch.arange(first - 1, last - 1)
-    log_p = _logits(place, rows, below, delta, places).log_softmax(2)
-    wanted = rows.ids[:, first:last].to(log_p.device)
-    token = log_p.gather(2, wanted[..., None])[..., 0]  # (R, last - first)
-    at = places + 1
-    mask = ((at >= rows.start[:, None]) & (at < rows.stop[:, None])).to(log_p.device)
-    return (token * mask).sum(1) / mask.sum(1)
-
-
-def _last_log_probs(place: Place, rows: Rows, below: Any, delta: torch.Tensor) -> torch.Tensor:
-    """Return the log-probabilities (R, V) of what follows each row."""
-    places = (rows.stop - 1).unique()
-    logits = _logits(place, rows, below, delta, places)
-    return logits[torch.arange(len(rows)), torch.searchsorted(places, rows.stop - 1)].log_softmax(1)
+    rows = reading.rows
+    log_p = reading.log_probs(delta)
+    row, at = (index.to(log_p.device) for index in _target_places(rows))
+    token = log_p.gather(1, rows.ids.to(log_p.device)[row, at + 1, None])[:, 0]  # (M,)
+    total = torch.zeros(len(rows), device=log_p.device).index_add(0, row, token)
+    return total / (rows.stop - rows.start).to(log_p.device)
 
 
 @contextmanager
@@ -207,12 +270,11 @@ def tuned(place: Place, tokenizer: Any, edits: Sequence[Edit], solver: Solver, l
         return output + args[0] @ change.T.to(output.dtype)
 
     with evaluation_mode(model), _frozen(model):
-        below, outputs = _states_below(place, rows)
-        nothing = torch.zeros(len(edits), outputs.shape[1], device=outputs.device)
+        reading = _Reading(place, rows, torch.zeros_like(rows.subject), _target_places(rows))
         handle = view.module.register_forward_hook(changed)
         try:
             for _ in range(solver.steps):
-                loss = -_target_log_likelihood(place, rows, below, nothing).mean()
+                loss = -_target_log_likelihood(reading).mean()
                 (change.grad,) = torch.autograd.grad(loss, [change])
                 adam.step()
         finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,7 +59,7 @@ class EditingParams(BaseModel):
     )
     editor: Literal["memit", "rome", "alphaedit"] = Field("memit", description="what anchoring is added to")
     layers: list[int] = Field([5], description="blocks to write to")
-    n_edits: int = Field(32, ge=2, description="edits of a block")
+    n_edits: int = Field(60, ge=2, description="edits of a block")
     batch_size: int = Field(8, ge=1, description="edits solved and written together")
     v_steps: int = Field(10, ge=1, description="steps of the value solve")
     clamp: float = Field(4.0, gt=0, description="greatest increment, in lengths of the output")
@@ -180,12 +179,9 @@ def unedited(stages: Any, block: int, params: EditingParams) -> dict[str, Any]:
 
 def editor_of(label: str, block: int, params: EditingParams, stages: Any, *, rho: float) -> Any:
     """Return a fresh editor on the unedited model, with a candidate's hooks."""
-    import tempfile
-
     import torch
 
     from fairtrial.lm.editing import editors, hooks
-    from fairtrial.lm.editing.covariance import save_covariance
     from fairtrial.lm.editing.solving import Solver
 
     model, tokenizer = stages(loaded, params)
@@ -205,12 +201,8 @@ def editor_of(label: str, block: int, params: EditingParams, stages: Any, *, rho
         how["decay"] = 0.02
     elif label == "fine-tuning":
         kind, how = editors.FineTune, {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "covariance.safetensors"
-        save_covariance(path, {int(layer): torch.from_numpy(C) for layer, C in stages(covariance, params).items()})
-        return kind(
-            model, tokenizer, layers=params.layers, covariance=path, text=texts_of(params), solver=solver, **how
-        )
+    known = {int(layer): torch.from_numpy(C) for layer, C in stages(covariance, params).items()}
+    return kind(model, tokenizer, layers=params.layers, covariance=known, text=texts_of(params), solver=solver, **how)
 
 
 # ------------------------------------------------------------------------------------------------------------- measures

@@ -64,7 +64,7 @@ class FeedbackParams(BaseModel):
     architectures: tuple[Literal["resnet8", "vit4"], ...] = Field(
         ("resnet8", "vit4"), min_length=1, description="networks", json_schema_extra={"scope": "plan"}
     )
-    examples: int = Field(4000, ge=20, description="training images")
+    examples: int = Field(8000, ge=20, description="training images")
     tuning_examples: int = Field(2000, ge=20, description="training images while a learning rate is chosen")
     held_out: int = Field(1000, ge=20, description="images the learning rate is chosen on")
     test_examples: int = Field(2000, ge=20, description="test images")
@@ -74,7 +74,7 @@ class FeedbackParams(BaseModel):
     blocks: int = Field(8, ge=2, description="residual blocks, an even number")
     layers: int = Field(4, ge=1, description="transformer layers")
     timed_steps: int = Field(15, ge=1, description="backward passes of which the median time is taken")
-    seeds: int = Field(5, ge=1, description="draws of weights and batches", json_schema_extra={"scope": "plan"})
+    seeds: int = Field(3, ge=1, description="draws of weights and batches", json_schema_extra={"scope": "plan"})
 
 
 # ----------------------------------------------------------------------------------------------------------------- data

@@ -68,8 +68,10 @@ def aggregate_rate(
     -0.8
     """
     weights = np.atleast_1d(np.asarray(pi, float))
-    dim, smooth = (np.broadcast_to(np.asarray(v, float), weights.shape) for v in (d, beta))
-    if min(weights.min(), dim.min(), smooth.min()) <= 0 or abs(weights.sum() - 1) > 1e-8 or n < 1:
+    dim, smooth = (np.asarray(v, float) for v in (d, beta))
+    if any(v.shape not in ((), weights.shape) for v in (dim, smooth)):
+        raise InputError(f"pi={pi}, d={d}, beta={beta}: give one dimension and smoothness a weight, or one for all")
+    if not all((v > 0).all() for v in (weights, dim, smooth)) or abs(weights.sum() - 1) > 1e-8 or not n >= 1:
         raise InputError(f"pi={pi}, d={d}, beta={beta}, n={n}: all positive, and pi of sum 1")
     exponent = -2 * smooth / (2 * smooth + dim)
     parts = weights * (n * weights) ** exponent
@@ -179,7 +181,7 @@ class ManifoldMixture:
             raise InputError(f"shape={shape!r}: 'generic' or 'sphere'")
         if charts < 1 or not dims or min(dims) < 1 or max(dims) + (shape == "sphere") > ambient:
             raise InputError(f"charts={charts}, dims={tuple(dims)}: manifolds of these dimensions in R^{ambient}")
-        if smoothness <= 0 or noise < 0 or blur < 0:
+        if not (smoothness > 0 and noise >= 0 and blur >= 0):  # nan is none of these
             raise InputError(f"smoothness={smoothness}, noise={noise}, blur={blur}: positive, and at least 0")
         self.ambient, self.charts, self.shape = ambient, charts, shape
         self.dims = tuple(dims[m % len(dims)] for m in range(charts))
@@ -305,8 +307,8 @@ class ManifoldMixture:
         scale : float
             The constant in it.
         """
-        if k < 1 or n < 1 or scale <= 0:
-            raise InputError(f"k={k}, n={n}, scale={scale}: all positive")
+        if not (isinstance(k, int) and k >= 1 and n >= 1 and scale > 0):
+            raise InputError(f"k={k}, n={n}, scale={scale}: all positive, and k a whole number")
         rng = generator(self.seed, "atlas")
         found = []
         for m, d in enumerate(self.dims):

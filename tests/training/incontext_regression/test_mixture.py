@@ -132,8 +132,20 @@ def test_a_prompt_holds_what_it_says():
     assert len(shared.target) == 7
 
 
-@pytest.mark.parametrize("wrong", [{"shape": "cube"}, {"dims": ()}, {"dims": (9,)}, {"charts": 0}, {"noise": -1.0},
-                                   {"smoothness": 0.0}, {"smoothness": np.nan}, {"noise": np.nan}, {"blur": np.nan}])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shape": "cube"},
+        {"dims": ()},
+        {"dims": (9,)},
+        {"charts": 0},
+        {"noise": -1.0},
+        {"smoothness": 0.0},
+        {"smoothness": np.nan},
+        {"noise": np.nan},
+        {"blur": np.nan},
+    ],
+)
 def test_mixtures_that_do_not_fit_are_refused(wrong):
     with pytest.raises(InputError):
         ManifoldMixture(**{"ambient": 8, **wrong})
@@ -141,9 +153,17 @@ def test_mixtures_that_do_not_fit_are_refused(wrong):
 
 def test_impossible_prompts_are_refused():
     tasks = ManifoldMixture(ambient=8)
-    for call in (lambda: tasks.sample(0, 5), lambda: tasks.sample(1, 0), lambda: tasks.sample(1, 5, among=9),
-                 lambda: tasks.atlas(0), lambda: tasks.atlas(2, scale=0.0), lambda: tasks.atlas(2, scale=np.nan), lambda: tasks.atlas(1.5),
-                 lambda: aggregate_rate([0.5, 0.5], [1, 2, 3], 2.0, 9), lambda: aggregate_rate([np.nan], 1, 2.0, 9)):  # fmt: skip
+    for call in (
+        lambda: tasks.sample(0, 5),
+        lambda: tasks.sample(1, 0),
+        lambda: tasks.sample(1, 5, among=9),
+        lambda: tasks.atlas(0),
+        lambda: tasks.atlas(2, scale=0.0),
+        lambda: tasks.atlas(2, scale=np.nan),
+        lambda: tasks.atlas(1.5),
+        lambda: aggregate_rate([0.5, 0.5], [1, 2, 3], 2.0, 9),
+        lambda: aggregate_rate([np.nan], 1, 2.0, 9),
+    ):
         with pytest.raises(InputError):
             call()
 

@@ -73,7 +73,7 @@ def aggregate_rate(
         raise InputError(f"pi={pi}, d={d}, beta={beta}: give one dimension and smoothness a weight, or one for all")
     if not all((v > 0).all() for v in (weights, dim, smooth)) or abs(weights.sum() - 1) > 1e-8 or not n >= 1:
         raise InputError(f"pi={pi}, d={d}, beta={beta}, n={n}: all positive, and pi of sum 1")
-    exponent = -2 * smooth / (2 * smooth + dim)
+    exponent = np.broadcast_to(-2 * smooth / (2 * smooth + dim), weights.shape)
     parts = weights * (n * weights) ** exponent
     shares = parts / parts.sum()
     return AggregateRate(float(parts.sum()), float(shares @ exponent), shares)

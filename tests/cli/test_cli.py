@@ -360,3 +360,15 @@ def test_a_closed_pipe_ends_quietly(command):
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
     assert done.stderr == ""
     assert done.returncode in (0, 141)
+
+
+def test_warnings_are_lines_for_the_user_not_places_in_the_code():
+    code = """
+import sys, warnings
+from fairtrial import cli
+sys.argv = ["fairtrial", "list"]
+cli.run_app = lambda arguments: warnings.warn("two seeds were averaged")
+cli.main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stderr == "fairtrial: two seeds were averaged\n"

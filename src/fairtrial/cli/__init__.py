@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 
 DONE, BAD_INPUT, CELLS_LOST, INTERRUPTED, PIPE_CLOSED = 0, 2, 3, 130, 141
 
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit; warnings are lines for its user, not places in the code."""
+    if "--debug" not in sys.argv:
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
     sys.exit(run_app(sys.argv[1:]))
 
 
@@ -60,6 +63,10 @@ def run_app(arguments: list[str]) -> int:
         _say_no_more()
         print(f"fairtrial: cannot write the output: {error.strerror}", file=sys.stderr)
         return BAD_INPUT
+
+
+def _show_warning(message: Warning | str, *_place: object) -> None:
+    print(f"fairtrial: {message}", file=sys.stderr)
 
 
 def _say_no_more() -> None:

@@ -23,7 +23,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from fairtrial import stats
 from fairtrial.errors import InputError, UnknownNameError
-from fairtrial.evaluation.sample_gain import SplitScores, StopWhenFlat, cross_validate
+from fairtrial.evaluation.sample_gain import SplitScores, StopWhenFlat, compare_estimators, cross_validate
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 3))
@@ -270,3 +270,41 @@ def test_time_series_splits_that_do_not_train_on_all_others_are_known_as_they_ar
 def test_leave_one_group_out_takes_the_groups():
     out = cross_validate(GaussianNB(), X, Y, cv=LeaveOneGroupOut(), groups=np.arange(90) % 6)
     assert len(out["test_score"]) == 6
+
+
+def test_masks_are_taken_for_the_samples_they_mark():
+    splits = [*KFold(4).split(X)]
+    marked = [tuple(np.isin(np.arange(len(Y)), indices) for indices in split) for split in splits]
+    by_index, by_mask = (cross_validate(GaussianNB(), X, Y, cv=cv) for cv in (splits, marked))
+    assert by_index["interval"] == by_mask["interval"]
+    for one, other in zip(by_index["test_indices"], by_mask["test_indices"], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("test", "word"),
+    [([0, 10**6], "sample 1000000"), ([-1], "sample -1"), ([0.5], "float64"), ([[0]], "indices"), ([True], "bool")],
+)
+def test_splits_that_are_no_indices_are_refused_by_name(test, word):
+    with pytest.raises(InputError, match="test set of split 0") as told:
+        cross_validate(GaussianNB(), X, Y, cv=[([2, 3, 4], test)])
+    assert word in str(told.value)
+
+
+@pytest.mark.parametrize("stop", [True, 3, StopWhenFlat])
+def test_what_is_no_rule_of_when_to_stop_is_refused(stop):
+    with pytest.raises(InputError, match="give StopWhenFlat"):
+        cross_validate(GaussianNB(), X, Y, stop=stop)
+    with pytest.raises(InputError, match="give StopWhenFlat"):
+        compare_estimators({1: GaussianNB(), 2: GaussianNB()}, X, Y, baseline=1, stop=stop)
+
+
+def test_a_callable_of_many_metrics_is_refused():
+    with pytest.raises(InputError, match="returns dict"):
+        cross_validate(GaussianNB(), X, Y, cv=3, scoring=lambda estimator, rows, truth: {"a": 1.0})
+
+
+def test_labels_may_be_numbers():
+    told = str(compare_estimators({1: GaussianNB(), 10: GaussianNB(var_smoothing=1.0)}, X, Y, baseline=1, cv=3))
+    assert told.startswith("1   0")
+    assert "10  against 1:" in told

@@ -59,9 +59,9 @@ class Comparison:
         return pd.DataFrame(rows).set_index("candidate")
 
     def __str__(self) -> str:
-        width = max(map(len, self.scores))
-        lines = [f"{label:<{width}}  {one}" for label, one in self.scores.items()]
-        lines += [f"{label:<{width}}  against {self.baseline}: {verdict}" for label, verdict in self.verdicts.items()]
+        width = max(len(str(label)) for label in self.scores)
+        lines = [f"{label!s:<{width}}  {one}" for label, one in self.scores.items()]
+        lines += [f"{label!s:<{width}}  against {self.baseline}: {verdict}" for label, verdict in self.verdicts.items()]
         return "\n".join(lines)
 
 
@@ -188,6 +188,7 @@ def compare_estimators(
         NO_ROWS,
         REPEATED,
         check_scoring,
+        check_stop,
         planned,
         rule_of,
         run_splits,
@@ -195,6 +196,7 @@ def compare_estimators(
 
     check_candidates(estimators, baseline)
     check_scoring(scoring)
+    check_stop(stop)
     X, y = indexable(X, y)
     labels, others = list(estimators), [label for label in estimators if label != baseline]
     plan = planned(estimators[baseline], X, y, REPEATED if cv is None else cv, groups, params)

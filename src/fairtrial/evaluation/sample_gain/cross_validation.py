@@ -86,6 +86,7 @@ def cross_validate(
     10 splits of 100; 0.9403 [0.9205, 0.96] (95%, 10 cells; kappa = 1 assumed, measured .4-2.2)
     """
     check_scoring(scoring)
+    check_stop(stop)
     X, y = indexable(X, y)
     plan = planned(estimator, X, y, cv, groups, params)
     rule = None if stop is None else rule_of([stop], plan, lambda rows: rows)
@@ -114,6 +115,14 @@ def check_scoring(scoring: Any) -> None:
         raise InputError(f"scoring={scoring!r}: give one scorer's name or one callable; call again for another metric")
 
 
+def check_stop(stop: Any) -> None:
+    """Refuse what is no rule of when to stop."""
+    if stop is not None and (isinstance(stop, type) or not callable(getattr(stop, "update", None))):
+        raise InputError(
+            f"stop={stop!r}: give StopWhenFlat(), or an object with update(train, test, scores) -> bool; None runs all"
+        )
+
+
 # ---------------------------------------------------------------------------------------------------- what is to be run
 
 
@@ -136,7 +145,10 @@ def planned(estimator: Any, X: Any, y: Any, cv: Any, groups: Any, params: Mappin
         groups, params = params["groups"], {name: value for name, value in params.items() if name != "groups"}
     n = len(y)
     splitter = check_cv(cv, y, classifier=is_classifier(estimator))
-    splits = [(np.asarray(train), np.asarray(test)) for train, test in splitter.split(X, y, groups)]
+    splits = [
+        (_indices(train, n, f"training set of split {k}"), _indices(test, n, f"test set of split {k}"))
+        for k, (train, test) in enumerate(splitter.split(X, y, groups))
+    ]
     if not splits:
         raise InputError("cv gives no split: give a number of folds, a splitter, or (train, test) pairs")
     unit = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
@@ -156,6 +168,20 @@ def planned(estimator: Any, X: Any, y: Any, cv: Any, groups: Any, params: Mappin
                 how = "leave it out of one" if name == "sample" else "use a splitter such as GroupKFold"
                 raise InputError(f"{name} {label} is in both the training and the test set of split {k}: {how}")
     return Plan(splits, n, unit, params)
+
+
+def _indices(given: Any, n: int, name: str) -> Array:
+    """Return the indices of samples; a mask of all of them is taken for the samples it marks."""
+    found = np.asarray(given)
+    if found.dtype == bool and found.shape == (n,):
+        return np.flatnonzero(found)
+    if found.size and (found.ndim != 1 or not np.issubdtype(found.dtype, np.integer)):
+        raise InputError(f"the {name} is an array {found.shape} of {found.dtype}: give indices, or a mask of all {n}")
+    if found.size and (found.min() < 0 or found.max() >= n):
+        raise InputError(
+            f"the {name} has sample {found.min() if found.min() < 0 else found.max()}: there are 0..{n - 1}"
+        )
+    return found
 
 
 Rule = Callable[[Split, Sequence[Array]], bool]  # a finished split and each estimator's values on it -> stop?

@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,13 @@ class PerSampleScorer:
         """Score as scikit-learn does, and keep the values."""
         if not isinstance(self.scorer, MADE_BY_SKLEARN):
             self.rows.append(None)
-            return self.scorer(estimator, X, y, **params)
+            value = self.scorer(estimator, X, y, **params)
+            if not isinstance(value, Real):
+                raise InputError(
+                    f"scoring={self.name} returns {type(value).__name__}: give a scorer of one number; call again for "
+                    "another metric"
+                )
+            return float(value)
         recorded = Recorder(estimator)
         value = self.scorer(recorded, X, y, **params)
         self.rows.append(self._values(recorded, np.asarray(y), value, params))

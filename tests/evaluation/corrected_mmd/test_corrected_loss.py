@@ -128,5 +128,7 @@ def test_bad_input_is_refused():
         loss(y[:1])
     with pytest.raises(InputError, match="y has 1 features"):
         loss(y[:, :1])
+    with pytest.raises(InputError, match="a row at least"):
+        loss(y, z_batch=torch.arange(0))
     with pytest.raises(InputError, match="form="):
         CorrectedMMDLoss(z, x[:4], torch.arange(4), form="w")

@@ -15,6 +15,17 @@ from fairtrial.errors import InputError
 
 Kernel: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (n, d), (k, d) -> (n, k)
 
+
+def checked_kernel(kernel: Kernel, points: Tensor) -> Kernel:
+    """Return a kernel for ``points`` (n, d), n at least 2; refuse what is none, such as its name."""
+    if not callable(kernel):
+        raise InputError(f"kernel={kernel!r}: give a function of (n, d), (k, d) to (n, k), such as GaussianKernel(1.0)")
+    values = kernel(points[:1], points[:2])
+    if not isinstance(values, Tensor) or values.shape != (1, 2) or values.dtype != points.dtype:
+        raise InputError(f"kernel={kernel!r}: of 1 and 2 rows it must make a tensor (1, 2) of their dtype")
+    return kernel
+
+
 CHUNK = 2**20  # kernel values held at once: 8 MB in double precision, a few times that while they are computed
 _FACTORS = (0.5, 1.0, 2.0)
 

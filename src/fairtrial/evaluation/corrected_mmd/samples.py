@@ -8,6 +8,7 @@ audited rows, those rows count as known and the others correct (cross-fitting).
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,10 +100,11 @@ def read_sample(noisy: Any, truth: Any, audited: Any, inclusion: Design = None, 
     """Check a noisy sample and its audit; ``of`` is put before the names in errors."""
     z = rows_of(noisy, f"{of}noisy")
     x = rows_of(truth, f"{of}truth", z)
-    rows = audited if isinstance(audited, Tensor) else torch.as_tensor(np.asarray(audited))
-    if rows.ndim != 1 or rows.dtype == torch.bool or rows.is_floating_point():
+    given = audited if isinstance(audited, Tensor) else np.asarray(audited)
+    whole = given.dtype.kind in "iu" if isinstance(given, np.ndarray) else _is_whole(given)
+    if given.ndim != 1 or not whole:
         raise InputError(f"{of}audited: expected the numbers of the audited rows (m,), such as np.flatnonzero(mask)")
-    rows = rows.to(z.device, torch.int64)
+    rows = torch.as_tensor(given).to(z.device, torch.int64)
     n, m = len(z), len(rows)
     if m != len(x):
         raise InputError(f"{of}truth has {len(x)} rows for {m} audited ones: give one truth for each")
@@ -115,6 +117,10 @@ def read_sample(noisy: Any, truth: Any, audited: Any, inclusion: Design = None, 
     if inclusion is None:
         _warn_unless_random(z, rows, of)
     return Sample(z, x, rows, draw_of(inclusion, rows, n, z.dtype), inclusion is None)
+
+
+def _is_whole(values: Tensor) -> bool:
+    return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
 
 
 def _warn_unless_random(noisy: Tensor, audited: Tensor, of: str) -> None:
@@ -148,7 +154,9 @@ def proxies(
     fitted = proxy == "calibrated"
     if isinstance(strength, str) and strength != "auto":
         raise InputError(f"strength={strength!r}: give a number or 'auto'")
-    if isinstance(proxy, str) and not fitted:
+    if strength != "auto" and (isinstance(strength, bool) or not math.isfinite(strength)):
+        raise InputError(f"strength={strength!r}: give a finite number or 'auto'")
+    if not (fitted or proxy is None or callable(proxy)):
         raise InputError(f"proxy={proxy!r}: give None, 'calibrated' or a function of the noisy rows")
     m = len(sample.audited)
     proxied = sample.noisy

@@ -72,7 +72,7 @@ def fit_acquisition(
     Raises
     ------
     InputError
-        Fewer than two frequencies, or counts below 1.
+        Fewer than two frequencies, counts below 1, more right than there are items, a chance outside [0, 1).
 
     Examples
     --------
@@ -83,9 +83,18 @@ def fit_acquisition(
     >>> bool(fit.t_low < 50 < fit.t_high), bool(fit.s_low < 1.2 < fit.s_high)
     (True, True)
     """
-    table = np.stack([np.asarray(a, dtype=float) for a in (counts, correct, trials)], axis=-1)  # (W, 3)
-    if table[:, 0].min(initial=np.inf) < 1 or len(np.unique(table[:, 0])) < 2:
+    columns = [np.asarray(a, dtype=float) for a in (counts, correct, trials)]
+    if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1:
+        raise InputError(
+            f"counts, correct and trials have shapes {', '.join(str(c.shape) for c in columns)}: give (W,) each"
+        )
+    table = np.stack(columns, axis=-1)  # (W, 3)
+    if not (table[:, 0] >= 1).all() or len(np.unique(table[:, 0])) < 2 or not np.isfinite(table).all():
         raise InputError("an acquisition curve needs words of two frequencies or more, each at least 1")
+    if not ((table[:, 1] >= 0) & (table[:, 1] <= table[:, 2])).all():
+        raise InputError("correct must lie between 0 and trials for every word")
+    if not 0 <= chance < 1:
+        raise InputError(f"chance={chance}: give a guess rate from 0 to below 1")
     log_f = np.log(table[:, 0])
     centre, least, most = float(log_f.mean()), log_f.min() - _BEYOND, log_f.max() + _BEYOND
     table[:, 0] = log_f - centre

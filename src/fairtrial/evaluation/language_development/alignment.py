@@ -90,7 +90,7 @@ def retrieval_alignment(
     Raises
     ------
     InputError
-        The lengths differ, or there are fewer than two utterances a block.
+        The lengths differ, there are fewer than two blocks, or fewer than two utterances a block.
 
     Examples
     --------
@@ -100,6 +100,8 @@ def retrieval_alignment(
     True
     """
     x, y = np.asarray(frames, dtype=float), np.asarray(texts, dtype=float)
+    if folds < 2:
+        raise InputError(f"folds={folds}: give two blocks at least")
     if len(x) != len(y) or len(x) < 2 * folds:
         raise InputError(f"{len(x)} frames and {len(y)} texts: give as many of both, at least {2 * folds}")
     order = generator(seed, "shuffled").permutation(len(x))

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairtrial.errors import InputError, MissingExtraError
+from fairtrial.errors import InputError, MissingExtraError, UnknownNameError
 from fairtrial.seeds import generator
+from fairtrial.tables import read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,6 +88,10 @@ class Corpus:
         InputError
             There is no word in them.
         """
+        if unit not in get_args(Unit):
+            raise UnknownNameError("unit", unit, get_args(Unit))
+        if isinstance(texts, str):
+            raise InputError("texts is one text: give a list of documents")
         utterances: list[str] = []
         document: list[int] = []
         for i, text in enumerate(texts):
@@ -136,6 +141,7 @@ class Corpus:
         """
         listed = _frames(frames)
         said = _table(utterances, ("t", "text"), "utterances without timestamps cannot be placed in a stream")
+        said = said[said.text.notna()]
         said = said[said.text.map(lambda text: bool(_WORD.search(str(text))))].sort_values("t", kind="stable")
         if not len(said):
             raise InputError("the corpus has no words: give utterances")
@@ -154,6 +160,8 @@ class Corpus:
 
         What was said in the same words in both is dropped from the held-out part.
         """
+        if not 0 < share < 1:
+            raise InputError(f"share={share}: give a share of the utterances, between 0 and 1")
         out = generator(seed, "held out").random(len(self.utterances)) < share
         kept = {" ".join(tokenise(text)) for text, is_out in zip(self.utterances, out, strict=True) if not is_out}
         fresh = out & np.array([" ".join(tokenise(text)) not in kept for text in self.utterances])
@@ -343,15 +351,12 @@ def _table(source: str | Path | pd.DataFrame, columns: tuple[str, str], why: str
     if isinstance(source, pd.DataFrame):
         table, place = source, "the table"
     else:
-        path, place = Path(source), str(source)
-        if not path.is_file():
-            raise InputError(f"{place}: no such file")
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        table, place = read_table(source), str(source)
     for column in columns:
         if column not in table:
             raise InputError(f"{place}: no column {column!r}: {why}; give the columns {', '.join(columns)}")
     times: Any = pd.to_numeric(table[columns[0]], errors="coerce")
-    if times.isna().any():
-        row = int(times.isna().to_numpy().argmax())
+    if not np.isfinite(times).all():
+        row = int((~np.isfinite(times)).to_numpy().argmax())
         raise InputError(f"{place}: row {row} has no time in column 't': {why}")
     return table.assign(t=times.astype(float))[list(columns)]

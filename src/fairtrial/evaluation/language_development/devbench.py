@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -124,7 +124,8 @@ class DevBench:
             items = pd.DataFrame([json.loads(line) for line in lines], columns=list(COLUMNS))
         except (OSError, ValueError) as error:
             raise InputError(f"{folder}: not a bench: {error}: give a folder written by DevBench.save") from error
-        if about.pop("format", None) != _FORMAT:
+        wanted = {field.name for field in fields(cls)} - {"items"} | {"format"}
+        if not isinstance(about, dict) or about.pop("format", None) != _FORMAT or {*about, "format"} != wanted:
             raise InputError(f"{folder / 'bench.json'}: not of format {_FORMAT}: generate the bench again")
         return cls(items, **{**about, "notes": tuple(about["notes"])})
 

@@ -187,6 +187,8 @@ class EgoStream(gymnasium.Wrapper):
                 raise InputError(f"env={env!r}: {error}") from error
         if not hasattr(env.unwrapped, "gen_obs"):
             raise InputError(f"{env}: not an environment of minigrid, whose view the narrator reads")
+        if episode < 1:
+            raise InputError(f"episode={episode}: give one frame a room at least")
         super().__init__(env)
         self.episode, self.seed = episode, seed
 
@@ -209,6 +211,8 @@ class EgoStream(gymnasium.Wrapper):
 
     def record(self, frames: int) -> Recording:
         """Return the stream's first ``frames`` frames; each call goes on with new rooms of the same narrator."""
+        if frames < 1:
+            raise InputError(f"frames={frames}: give one at least")
         shown, visible, times, said = [], np.zeros((frames, len(THINGS)), dtype=bool), [], []
         for t, (frame, view, speech) in zip(range(frames), self._walk(), strict=False):
             shown.append(frame)

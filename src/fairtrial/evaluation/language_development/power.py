@@ -18,7 +18,7 @@ def items_needed(accuracy: float, chance: float, *, level: float = 0.05, power: 
     Raises
     ------
     InputError
-        Not 0 < chance < accuracy <= 1.
+        Not 0 < chance < accuracy <= 1, or a level or power outside (0, 1).
 
     Examples
     --------
@@ -27,6 +27,8 @@ def items_needed(accuracy: float, chance: float, *, level: float = 0.05, power: 
     """
     if not 0 < chance < accuracy <= 1:
         raise InputError(f"accuracy={accuracy} over chance={chance}: give 0 < chance < accuracy <= 1")
+    if not (0 < level < 1 and 0 < power < 1):
+        raise InputError(f"level={level}, power={power}: give both between 0 and 1")
     spread = ndtri(1 - level / 2) * math.sqrt(chance * (1 - chance))
     spread += ndtri(power) * math.sqrt(accuracy * (1 - accuracy))
     return math.ceil((spread / (accuracy - chance)) ** 2)

@@ -609,6 +609,10 @@ def check(params: DevelopmentParams) -> None:
         import minigrid  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("evaluation", error.name) from error
+    from fairtrial.evaluation.language_development.egostream import EgoStream
+
+    for alpha in params.alphas:
+        EgoStream(params.env, alpha=alpha).close()  # refuses what no worker could make
     known = (*LEXICAL, *GRAMMAR)
     for name in params.phenomena:
         if name not in known:

@@ -65,7 +65,6 @@ class FeedbackParams(BaseModel):
         ("resnet8", "vit4"), min_length=1, description="networks", json_schema_extra={"scope": "plan"}
     )
     examples: int = Field(8000, ge=20, description="training images")
-    tuning_examples: int = Field(2000, ge=20, description="training images while a learning rate is chosen")
     held_out: int = Field(1000, ge=20, description="images the learning rate is chosen on")
     test_examples: int = Field(2000, ge=20, description="test images")
     epochs: int = Field(2, ge=1, description="passes over the training images")
@@ -200,8 +199,7 @@ def trained(
     from fairtrial.training.feedback_alignment.baselines import feedback_alignment
 
     data = stages(images, params)
-    count = params.examples if on == "test" else min(params.examples, params.tuning_examples)
-    x, y = data["train_x"][:count], data["train_y"][:count]
+    x, y = data["train_x"], data["train_y"]
     model = network(architecture, data, params, derive(seed, "weights"))
     if candidate.label == "frozen-trunk":
         model.requires_grad_(False)
@@ -453,13 +451,12 @@ trial = Trial(
     parts=parts,
     presets={
         "smoke": {
-            "data": "tiny", "size": 8, "examples": 20, "tuning_examples": 20, "held_out": 20, "test_examples": 20,
+            "data": "tiny", "size": 8, "examples": 20, "held_out": 20, "test_examples": 20,
             "epochs": 1, "batch": 20, "stride": 2, "blocks": 2, "layers": 2, "timed_steps": 1, "seeds": 2,
             "architectures": ("resnet8",),
         },
         "full": {
-            "examples": 10_000, "tuning_examples": 10_000, "held_out": 2000, "test_examples": 10_000, "epochs": 4,
-            "stride": 1,
+            "examples": 10_000, "held_out": 2000, "test_examples": 10_000, "epochs": 4, "stride": 1, "seeds": 5,
         },
     },
     check=check,

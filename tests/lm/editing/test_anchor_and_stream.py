@@ -13,6 +13,7 @@ from fairtrial.data.tiny import tiny_causal_lm
 from fairtrial.errors import FairtrialError, InputError
 from fairtrial.lm.editing import (
     MEMIT,
+    AlphaEdit,
     ClampIncrement,
     Edit,
     EditCollapse,
@@ -170,6 +171,23 @@ def test_a_stream_that_goes_on_is_one_that_never_stopped(texts, edits, tmp_path,
     other = MEMIT(*tiny_causal_lm(layers=3), layers=[0], text=texts)
     with pytest.raises(InputError, match=r"layers \[1\]"):
         EditStream.load(tmp_path / "s.safetensors", other)
+
+
+def test_an_editor_that_keeps_earlier_edits_goes_on_as_if_it_had_not_stopped(texts, edits, tmp_path):
+    def made():
+        return AlphaEdit(*tiny_causal_lm(layers=3), layers=[1], text=texts, solver=QUICK, null_threshold=1e9)
+
+    whole = EditStream(made(), batch_size=4, check_every=100)
+    whole.apply(edits)
+    first = EditStream(made(), batch_size=4, check_every=100)
+    first.apply(edits[:8])
+    first.save(tmp_path / "s.safetensors")
+    second = EditStream.load(tmp_path / "s.safetensors", made(), batch_size=4, check_every=100)
+    second.apply(edits[8:])
+    assert torch.equal(second.editor._weights[1], whole.editor._weights[1])
+    second.rollback(to=8)
+    second.apply(edits[8:])
+    assert torch.equal(second.editor._weights[1], whole.editor._weights[1])
 
 
 def test_a_model_that_breaks_is_taken_back(texts, edits, monkeypatch):

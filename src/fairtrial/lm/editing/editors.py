@@ -324,17 +324,15 @@ class AlphaEdit(ValueEditor):
                 )
             self._bases[layer] = basis.to(self._views[layer].parameter.device)
             self.free_[layer] = basis.shape[1]
-        self._earlier: dict[int, list[torch.Tensor]] = {layer: [] for layer in self.layers}
 
     def _factors(self, layer: int, keys: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # K' P (X X' P + ridge I)^-1 = (X' P X + ridge I)^-1 X' P with X = [K_p K], in as many dimensions as edits.
+        # K' P (X X' P + ridge I)^-1 = (X' P X + ridge I)^-1 X' P with X = [K_p K], in as many dimensions as edits, and
+        # X' P X = (P X)' P X. Earlier writes hold their P K in their last columns.
         basis = self._bases[layer]
-        self._earlier[layer] = self._earlier[layer][: len(self.writes)]  # after a rollback
-        X = torch.cat([*self._earlier[layer], keys], 1)
-        self._earlier[layer].append(keys)
-        projected = basis @ (basis.T @ X)  # (m, N)
-        inner = (X.T @ projected).double() + self.ridge * torch.eye(X.shape[1], device=X.device)
-        wanted = torch.zeros(X.shape[1], len(residual), dtype=torch.float64, device=X.device)
+        earlier = [write.factors[layer][1][:, -write.n_edits :].to(keys.device) for write in self.writes]
+        projected = torch.cat([*earlier, basis @ (basis.T @ keys)], 1)  # (m, N)
+        inner = (projected.T @ projected).double() + self.ridge * torch.eye(projected.shape[1], device=keys.device)
+        wanted = torch.zeros(projected.shape[1], len(residual), dtype=torch.float64, device=keys.device)
         wanted[-keys.shape[1] :] = residual.T
         return torch.linalg.solve(inner, wanted).T.float(), projected
 

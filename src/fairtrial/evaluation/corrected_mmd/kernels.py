@@ -15,17 +15,6 @@ from fairtrial.errors import InputError
 
 Kernel: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (n, d), (k, d) -> (n, k)
 
-
-def checked_kernel(kernel: Kernel, points: Tensor) -> Kernel:
-    """Return a kernel for ``points`` (n, d), n at least 2; refuse what is none, such as its name."""
-    if not callable(kernel):
-        raise InputError(f"kernel={kernel!r}: give a function of (n, d), (k, d) to (n, k), such as GaussianKernel(1.0)")
-    values = kernel(points[:1], points[:2])
-    if not isinstance(values, Tensor) or values.shape != (1, 2) or values.dtype != points.dtype:
-        raise InputError(f"kernel={kernel!r}: of 1 and 2 rows it must make a tensor (1, 2) of their dtype")
-    return kernel
-
-
 CHUNK = 2**20  # kernel values held at once: 8 MB in double precision, a few times that while they are computed
 _FACTORS = (0.5, 1.0, 2.0)
 
@@ -92,6 +81,25 @@ def median_kernel(*samples: Tensor, most: int = 1000) -> GaussianKernel:
         raise InputError("the median distance is 0: all rows are equal; give kernel= a bandwidth of your own")
     median = distances.median().item()
     return GaussianKernel(*(factor * median for factor in _FACTORS))
+
+
+def kernel_for(kernel: Kernel | None, *samples: Tensor) -> Kernel:
+    """Return the kernel given, or :func:`median_kernel` of the samples (n, d), n at least 2, where there is none.
+
+    Raises
+    ------
+    InputError
+        It is no kernel of such rows, such as its name.
+    """
+    if kernel is None:
+        return median_kernel(*samples)
+    if not callable(kernel):
+        raise InputError(f"kernel={kernel!r}: give a function of (n, d), (k, d) to (n, k), such as GaussianKernel(1.0)")
+    points = samples[0]
+    values = kernel(points[:1], points[:2])
+    if not isinstance(values, Tensor) or values.shape != (1, 2) or values.dtype != points.dtype:
+        raise InputError(f"kernel={kernel!r}: of 1 and 2 rows it must make a tensor (1, 2) of their dtype")
+    return kernel
 
 
 def kernel_sums(kernel: Kernel, a: Tensor, b: Tensor, weights: Tensor) -> Tensor:

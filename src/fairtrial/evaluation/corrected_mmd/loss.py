@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairtrial.errors import InputError
 from fairtrial.evaluation.corrected_mmd.designs import Design
-from fairtrial.evaluation.corrected_mmd.kernels import Kernel, checked_kernel, kernel_sums, mean_within, median_kernel
+from fairtrial.evaluation.corrected_mmd.kernels import Kernel, kernel_for, kernel_sums, mean_within
 from fairtrial.evaluation.corrected_mmd.mec_mmd import FormName
 from fairtrial.evaluation.corrected_mmd.quadratic import Side, choose_for_embedding
 from fairtrial.evaluation.corrected_mmd.samples import Proxy, Strength, embed, proxies, read_sample, rows_of
@@ -64,7 +64,7 @@ class CorrectedMMDLoss(nn.Module):
         if form not in ("u", "v"):
             raise InputError(f"form={form!r}: give 'u' or 'v'")
         sample = read_sample(noisy, truth, audited, inclusion)
-        self.kernel = median_kernel(sample.truth) if kernel is None else checked_kernel(kernel, sample.truth)
+        self.kernel = kernel_for(kernel, sample.truth)
         self.form = form
         made = proxies(sample, noisy, proxy, strength, folds, np.random.default_rng(seed))
         made = choose_for_embedding(sample, made, self.kernel, strength)

@@ -36,7 +36,7 @@ from fairtrial.evaluation.corrected_mmd.designs import (
     exact_parts,
     unbiased_parts,
 )
-from fairtrial.evaluation.corrected_mmd.kernels import Kernel, checked_kernel, kernel_sums, mean_within, median_kernel
+from fairtrial.evaluation.corrected_mmd.kernels import Kernel, kernel_for, kernel_sums, mean_within
 from fairtrial.evaluation.corrected_mmd.quadratic import Side, choose_for_embedding, uniform
 from fairtrial.evaluation.corrected_mmd.samples import (
     Proxy,
@@ -179,7 +179,7 @@ def mec_mmd2(
     if len(points_y) < 2:
         raise InputError("y has 1 row: the MMD needs 2 at least")
     clean = points_y if y_truth is None else rows_of(y_truth, "y_truth", sample.noisy)
-    kernel = median_kernel(sample.truth, clean) if kernel is None else checked_kernel(kernel, sample.truth)
+    kernel = kernel_for(kernel, sample.truth, clean)
     x = Side(sample, kernel, estimator == "embedding", form == "u")
     plain_x, plain_y = uniform(sample.noisy), uniform(points_y)
     within_y, rows_y = mean_within(kernel, points_y, form == "u"), len(points_y)
@@ -345,7 +345,7 @@ def audit_parts(noisy: Any, truth: Any, audited: Any, y: Any, **options: Any) ->
     """
     sample = read_sample(noisy, truth, audited)
     points_y = rows_of(y, "y", sample.noisy)
-    kernel = options.get("kernel") or median_kernel(sample.truth, points_y)
+    kernel = kernel_for(options.get("kernel"), sample.truth, points_y)
     side = Side(sample, kernel, options.get("estimator", "embedding") == "embedding", options.get("form", "u") == "u")
     folds = proxies(sample, noisy, options.get("proxy"), options.get("strength", 1.0), 5, 0)
     if len(folds) > 1 or len(sample.audited) < 4:
@@ -396,8 +396,7 @@ def _permuted(noisy: Any, truth: Any, audited: Any, y: Any, permutations: int, o
     one = read_sample(noisy, truth, audited)
     two = read_sample(y, options.pop("y_truth"), options.pop("y_audited"), of="y_")
     rng = np.random.default_rng(options.get("seed", 0))
-    kernel = options.pop("kernel", None)
-    kernel = median_kernel(one.truth, two.truth) if kernel is None else kernel
+    kernel = kernel_for(options.pop("kernel", None), one.truth, two.truth)
     truths = torch.cat([one.truth, two.truth])
     z_audited = torch.cat([s.noisy[s.audited] for s in (one, two)])
     others = torch.cat([s.noisy[_complement(s)] for s in (one, two)])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairtrial.evaluation.corrected_mmd.designs import VarianceParts, jackknife_parts, unbiased_parts
-from fairtrial.evaluation.corrected_mmd.kernels import Kernel, checked_kernel, kernel_sums, median_kernel, own_sums
+from fairtrial.evaluation.corrected_mmd.kernels import Kernel, kernel_for, kernel_sums, own_sums
 from fairtrial.evaluation.corrected_mmd.samples import Fold, Sample, SignedSample, Strength
 
 
@@ -218,7 +218,7 @@ def choose_for_embedding(sample: Sample, folds: list[Fold], kernel: Kernel | Non
     """
     if strength != "auto":
         return folds
-    kernel = median_kernel(sample.truth) if kernel is None else checked_kernel(kernel, sample.truth)
+    kernel = kernel_for(kernel, sample.truth)
     chosen = []
     for fold in folds:
         known = fold.known > 0

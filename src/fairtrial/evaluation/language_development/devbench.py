@@ -124,8 +124,8 @@ class DevBench:
             items = pd.DataFrame([json.loads(line) for line in lines], columns=list(COLUMNS))
         except (OSError, ValueError) as error:
             raise InputError(f"{folder}: not a bench: {error}: give a folder written by DevBench.save") from error
-        wanted = {field.name for field in fields(cls)} - {"items"} | {"format"}
-        if not isinstance(about, dict) or about.pop("format", None) != _FORMAT or {*about, "format"} != wanted:
+        wanted = {field.name for field in fields(cls)} - {"items"}
+        if not isinstance(about, dict) or about.pop("format", None) != _FORMAT or set(about) != wanted:
             raise InputError(f"{folder / 'bench.json'}: not of format {_FORMAT}: generate the bench again")
         return cls(items, **{**about, "notes": tuple(about["notes"])})
 

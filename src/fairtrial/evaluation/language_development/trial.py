@@ -609,10 +609,11 @@ def check(params: DevelopmentParams) -> None:
         import minigrid  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("evaluation", error.name) from error
-    from fairtrial.evaluation.language_development.egostream import EgoStream
+    from fairtrial.evaluation.language_development.egostream import EgoStream, Narrator
 
+    EgoStream(params.env).close()  # refuses what no worker could make
     for alpha in params.alphas:
-        EgoStream(params.env, alpha=alpha).close()  # refuses what no worker could make
+        Narrator(alpha=alpha)
     known = (*LEXICAL, *GRAMMAR)
     for name in params.phenomena:
         if name not in known:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fairtrial.causal_lm.prompts import prompt_texts
+from fairtrial.causal_lm.prompts import checked_texts, prompt_texts
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.lm.context.answers import answer_vectors, checked_choices, generated_choices, joined, normalised
 from fairtrial.lm.context.geometry import TAU, VERDICTS, corrections
@@ -89,7 +89,7 @@ class CorrectionMeter:
         """
         import pandas as pd
 
-        contexts = checked_contexts(contexts)
+        contexts = checked_texts(contexts, "context")
         if sources is not None and len(sources) != len(contexts):
             raise InputError(f"{len(sources)} sources for {len(contexts)} contexts: give one each")
         y, truth = self._answers(query, contexts, answer, choices, start)
@@ -155,16 +155,6 @@ class CorrectionMeter:
         return shares.assign(
             harmful=grouped["harmful"].mean(), efficiency=grouped["efficiency"].mean(), n=grouped.size()
         ).rename_axis(columns=None)
-
-
-def checked_contexts(contexts: Sequence[str]) -> list[str]:
-    """Return contexts as a list; refuse none and empty ones."""
-    if isinstance(contexts, str) or not len(contexts):
-        raise InputError("contexts: give a list of at least one text")
-    for i, context in enumerate(contexts):
-        if not isinstance(context, str) or not context.strip():
-            raise InputError(f"context {i} is empty or not a text")
-    return [*contexts]
 
 
 def attention_features(model: Any, tokenizer: Any, query: str, context: str, start: str) -> tuple[float, float]:

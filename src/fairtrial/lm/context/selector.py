@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fairtrial.causal_lm.prompts import checked_texts
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.lm.context.answers import answer_vectors, checked_choices, generated_choices, joined, normalised
-from fairtrial.lm.context.meter import attention_features, checked_contexts
+from fairtrial.lm.context.meter import attention_features
 
 BETA, GAMMA = 0.25, 2.0
 FEWEST = 3  # contexts for a consensus
@@ -128,7 +129,7 @@ class ProperCorrectionSelector:
         InputError
             Fewer than three contexts, empty ones, choices that are none, prompts beyond the window.
         """
-        contexts = checked_contexts(contexts)
+        contexts = checked_texts(contexts, "context")
         if self.by == "consensus" and len(contexts) < FEWEST:
             raise InputError(
                 f"{len(contexts)} contexts: a consensus needs at least {FEWEST}; give more, or by='window'"
@@ -204,7 +205,7 @@ class ProperCorrectionSelector:
         each = [choices] * len(queries) if isinstance(choices[0], str) else choices
         read = []
         for query, given, answer, names, begun in zip(queries, contexts, answers, each, starts, strict=True):
-            before, after, names = self._answers(query, checked_contexts(given), names, begun)  # type: ignore[arg-type]
+            before, after, names = self._answers(query, checked_texts(given, "context"), names, begun)  # type: ignore[arg-type]
             known = [normalised(name) for name in names]
             if normalised(answer) not in known:
                 raise InputError(f"the answer {answer!r} of {query!r} is not among its choices")

@@ -75,15 +75,15 @@ def relations(params: ContextParams) -> list[str]:
 
 def own_queries(params: ContextParams) -> dict[str, list[tuple[Query, list[str]]]]:
     """Return the user's queries with their choices, by relation."""
+    from fairtrial.causal_lm.prompts import checked_texts
     from fairtrial.lm.context.answers import checked_choices, normalised
     from fairtrial.lm.context.command import read_queries
-    from fairtrial.lm.context.meter import checked_contexts
     from fairtrial.lm.context.sources import Query
 
     found: dict[str, list[tuple[Query, list[str]]]] = {}
     for number, row in enumerate(read_queries(Path(params.queries)), start=1):
         try:
-            contexts = checked_contexts(row["contexts"])
+            contexts = checked_texts(row["contexts"], "context")
             choices = checked_choices(row.get("choices") or [])
             answer = str(row.get("answer"))
             if normalised(answer) not in [normalised(choice) for choice in choices]:

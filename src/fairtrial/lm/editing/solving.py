@@ -103,25 +103,34 @@ def solve(place: Place, tokenizer: Any, edits: Sequence[Edit], solver: Solver) -
 
 def keys_and_outputs(place: Place, rows: Rows, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs (n, m) and outputs (n, d) of the linear at the subjects' last tokens, means over an edit's rows."""
-    keys = outputs = torch.empty(0)
-    at, subject = torch.arange(len(rows)), rows.subject
-
-    def keep(module: Any, args: tuple, output: torch.Tensor) -> None:
-        nonlocal keys, outputs
-        keys, outputs = (states[at, subject].float() for states in (args[0], output))
-        raise _LayerDone
-
-    handle = place.view.module.register_forward_hook(keep)
-    try:
-        with evaluation_mode(place.model), torch.no_grad(), suppress(_LayerDone):
-            place.model(rows.ids.to(place.inputs), use_cache=False)
-    finally:
-        handle.remove()
-    return keys.view(n, len(rows) // n, -1).mean(1), outputs.view(n, len(rows) // n, -1).mean(1)
+    with evaluation_mode(place.model):
+        given, told = _at_linear(place, rows.ids)
+    at = torch.arange(len(rows)), rows.subject
+    keys, outputs = (states[at].float().view(n, len(rows) // n, -1).mean(1) for states in (given, told))
+    return keys, outputs
 
 
 class _LayerDone(Exception):
     """Ends a pass above which nothing is wanted."""
+
+
+@torch.no_grad()
+def _at_linear(place: Place, ids: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the edited linear is given, (R, T, m), and gives, (R, T, d), by a pass that ends there."""
+    given = told = torch.empty(0)
+
+    def keep(module: Any, args: tuple, output: torch.Tensor) -> None:
+        nonlocal given, told
+        given, told = args[0], output
+        raise _LayerDone
+
+    handle = place.view.module.register_forward_hook(keep)
+    try:
+        with suppress(_LayerDone):
+            place.model(ids.to(place.inputs), use_cache=False, **inputs)
+    finally:
+        handle.remove()
+    return given, told
 
 
 class _Reading:
@@ -149,47 +158,38 @@ class _Reading:
         self, place: Place, rows: Rows, first: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
         model = self.model = place.model
-        self.place, self.rows = place, rows
+        self.place, self.rows, self.wanted = place, rows, wanted
         kept = int(first.max())  # columns whose keys are kept
         pad = kept - first  # (R,) columns of padding at the left
         token = torch.arange(int((pad + rows.stop).max())) - pad[:, None]  # (R, W): the token that stands in a column
         ids = rows.ids.gather(1, token.clamp(0, rows.ids.shape[1] - 1))
-        self._wanted = wanted[0], (wanted[1] + pad[wanted[0]] - kept)
+        self._places = wanted[0], wanted[1] + pad[wanted[0]] - kept
         self._inputs: dict[str, torch.Tensor] = {}
         if bool(pad.any()):
             self._inputs["attention_mask"] = (token >= 0).long().to(place.inputs)
             if "position_ids" in inspect.signature(model.forward).parameters:  # others take them from the mask
                 self._inputs["position_ids"] = token.clamp_min(0).to(place.inputs)
-        self._below, self.outputs = self._read_below(ids.to(place.inputs), pad + rows.subject, kept)
+        self._below, self.outputs = self._read_below(ids, pad + rows.subject, kept)
         self._cache = self._read_before(ids[:, :kept].to(place.inputs)) if kept else None
         self._ids = ids[:, kept:].to(place.inputs)
         if "position_ids" in self._inputs:
             self._inputs["position_ids"] = self._inputs["position_ids"][:, kept:]
 
-    @torch.no_grad()
     def _read_below(self, ids: torch.Tensor, subject: torch.Tensor, kept: int) -> tuple[Any, torch.Tensor]:
         """Return what the block below the edited one gives from column ``kept`` on, and the linear's outputs."""
-        place, below, outputs = self.place, None, torch.empty(0)
+        place, below = self.place, None
 
-        def keep_below(block: Any, args: tuple, output: Any) -> None:
+        def keep(block: Any, args: tuple, output: Any) -> None:
             nonlocal below
             below = (output[0][:, kept:], *output[1:]) if isinstance(output, tuple) else output[:, kept:]
 
-        def keep_outputs(module: Any, args: tuple, output: torch.Tensor) -> None:
-            nonlocal outputs
-            outputs = output[torch.arange(len(ids)), subject].float()
-            raise _LayerDone
-
-        hooks = [place.view.module.register_forward_hook(keep_outputs)]
-        if place.layer > 0:
-            hooks.append(place.blocks[place.layer - 1].register_forward_hook(keep_below))
+        handles = [block.register_forward_hook(keep) for block in place.blocks[: place.layer][-1:]]
         try:
-            with suppress(_LayerDone):
-                self.model(ids, use_cache=False, **self._inputs)
+            _, told = _at_linear(place, ids, **self._inputs)
         finally:
-            for hook in hooks:
-                hook.remove()
-        return below, outputs
+            for handle in handles:
+                handle.remove()
+        return below, told[torch.arange(len(ids)), subject].float()
 
     @torch.no_grad()
     def _read_before(self, ids: torch.Tensor) -> Any:
@@ -211,7 +211,7 @@ class _Reading:
             return torch.cat([output[:, :1] + delta[edit, None].to(output.dtype), output[:, 1:]], 1)
 
         def pick(head: Any, args: tuple) -> tuple:
-            return (args[0][self._wanted][None], *args[1:])
+            return (args[0][self._places][None], *args[1:])
 
         # A copy: passes write into a cache.
         extra = {} if self._cache is None else {cache_name(self.model): copy.deepcopy(self._cache)}
@@ -237,10 +237,10 @@ def _target_places(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _target_log_likelihood(reading: _Reading, delta: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the mean log-likelihood of each row's target tokens, (R,)."""
+    """Return the mean log-likelihood of each row's target tokens, (R,), of a reading at :func:`_target_places`."""
     rows = reading.rows
     log_p = reading.log_probs(delta)
-    row, at = (index.to(log_p.device) for index in _target_places(rows))
+    row, at = (index.to(log_p.device) for index in reading.wanted)
     token = log_p.gather(1, rows.ids.to(log_p.device)[row, at + 1, None])[:, 0]  # (M,)
     total = torch.zeros(len(rows), device=log_p.device).index_add(0, row, token)
     return total / (rows.stop - rows.start).to(log_p.device)

@@ -380,7 +380,7 @@ class FastGaussNewton(torch.optim.Optimizer):
         """Return the gradient of the objective."""
         found = batch.margins
         gradient = batch.pull(found.slope * (found.residual / batch.total)[:, None])
-        for p, g, l2 in zip(self._parameters(), gradient, self._l2s(), strict=True):
+        for p, g, l2 in zip(self._parameters(), gradient, self._each("l2"), strict=True):
             g.add_(p, alpha=l2)
         return gradient
 
@@ -388,7 +388,7 @@ class FastGaussNewton(torch.optim.Optimizer):
         """Return the right-hand side h, and whether it lies in the row space with known coefficients."""
         previous = [self.state[p].get("direction") for p in self._parameters()]
         if not (momentum and self.momentum) or any(d is None for d in previous):
-            return gradient, not any(self._l2s())
+            return gradient, not any(self._each("l2"))
         return [g - damping * self.momentum * d for g, d in zip(gradient, previous, strict=True)], False
 
     def _rows(self, batch: Linearised) -> tuple[Tensor, Tensor | None]:
@@ -459,7 +459,9 @@ class FastGaussNewton(torch.optim.Optimizer):
     def _l2_form(self, vector: Sequence[Tensor]) -> float:
         """Return the sum of l2 |v|^2 over groups."""
         return sum(
-            l2 * float(v.square().sum(dtype=torch.float64)) for v, l2 in zip(vector, self._l2s(), strict=True) if l2
+            l2 * float(v.square().sum(dtype=torch.float64))
+            for v, l2 in zip(vector, self._each("l2"), strict=True)
+            if l2
         )
 
     def _least(self, values: Tensor) -> float:
@@ -487,11 +489,8 @@ class FastGaussNewton(torch.optim.Optimizer):
         """Return an option of the groups for each parameter."""
         return [group[name] for group in self._active() for p in group["params"] if p.requires_grad]
 
-    def _l2s(self) -> list[float]:
-        return self._each("l2")
-
     def _most_l2(self) -> float:
-        return max(self._l2s())
+        return max(self._each("l2"))
 
     def _shared(self, name: str) -> Any:
         values = {group[name] for group in self._active()}

@@ -248,16 +248,7 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 def _imports(tree: ast.AST, module: str, package: bool) -> Iterator[str]:
     """Yield the absolute names of modules that ``tree`` imports, wherever in it; typing-only blocks left out."""
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in _running(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -270,6 +261,16 @@ def _imports(tree: ast.AST, module: str, package: bool) -> Iterator[str]:
                 submodule = f"{base}.{alias.name}"
                 is_module = module_file(submodule) if base.startswith("fairtrial") else submodule in sys.modules
                 yield submodule if is_module else base
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield every node but those of statements that only a type checker reads."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        waiting += node.orelse if typing_only else ast.iter_child_nodes(node)
 
 
 def _source_tree(thing: Callable) -> ast.Module | None:

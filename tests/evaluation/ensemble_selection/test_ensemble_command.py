@@ -30,9 +30,9 @@ def apply(*arguments):
 
 
 def test_it_writes_and_prints_what_to_query(folder):
-    result = apply(folder / "answers.csv", "--budget", 3, "--out", folder / "new" / "selection.json")
+    result = apply(folder / "answers.csv", "--budget", 3, "--out", folder / "selection.json")
     assert result.exit_code == 0, result.output
-    report = json.loads((folder / "new" / "selection.json").read_text())
+    report = json.loads((folder / "selection.json").read_text())
     assert 1 <= len(report["selected"]) <= 3
     assert [row["model"] for row in report["prefixes"]] == report["selected"]
     copula = report["copula"]

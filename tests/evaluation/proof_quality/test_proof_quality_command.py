@@ -29,7 +29,7 @@ def file(tmp_path):
 
 
 def test_a_table_is_written_and_the_models_are_compared(file, tmp_path, capsys):
-    out = tmp_path / "new" / "quality.parquet"
+    out = tmp_path / "quality.parquet"
     proof_quality(file, out=out, compare=("euler", "gauss"))
     frame = pd.read_parquet(out)
     assert len(frame) == 40
@@ -55,7 +55,7 @@ def test_fairtrial_apply_runs_it(file, tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"out": "q.xlsx"}, "write a .parquet or a .csv"),
+        ({"out": "q.xlsx"}, "ends in .parquet or .csv"),
         ({"judge": "http://localhost:1/v1"}, "--model"),
         ({"judge": "nowhere"}, "URL of an endpoint"),
         ({"compare": ("euler", "nobody")}, "there is no model"),

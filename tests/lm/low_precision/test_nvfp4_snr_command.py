@@ -47,6 +47,6 @@ def test_the_report_names_the_worst_layer_and_files_are_checked_first(folder, tm
     done = apply(folder, "--out", str(tmp_path / "t.csv"), "--length", "16")
     assert "14 layers on 128 tokens" in done.output
     assert "least" in done.output
-    for out, message in (("a.txt", r"ends in \.csv"), ("none/a.csv", "no such folder")):
+    for out, message in (("a.txt", r"ends in \.csv"), ("none/a.csv", "there is no folder")):
         with pytest.raises(InputError, match=message):
             raise apply(folder, "--out", str(tmp_path / out)).exception

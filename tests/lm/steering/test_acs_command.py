@@ -54,7 +54,7 @@ def test_what_it_cannot_do_it_says(given):
     (folder / "other.txt").write_text("\n".join(f"w{i} w3" for i in range(20)))
     for more, word in (
         (["--out", str(folder / "d.bin")], "ends in"),
-        (["--out", str(folder / "no" / "d.gguf")], "no such folder"),
+        (["--out", str(folder / "no" / "d.gguf")], "there is no folder"),
         (["--out", str(folder / "e.gguf"), "--anchors", str(folder / "other.txt")], "other anchors"),
         (["--out", str(folder / "e.gguf"), "--canonical", str(folder / "anchors.txt")], "not a readable"),
     ):

@@ -59,7 +59,7 @@ def test_the_command_speaks_to_people(files):
         (("x.npy", "y.npy", "--out", "new", "--test", "1.5"), "a share in"),
         (("x.npy", "y.npy", "--out", "new", "--test", "0.999"), "x.npy, y.npy: Found array with 0 sample"),
         (("x.npy", "y.npy", "--out", "new", "--C", "0"), "'C' parameter"),
-        (("x.npy", "y.npy", "--out", "no/new"), "no is no folder"),
+        (("x.npy", "y.npy", "--out", "no/new"), "there is no folder"),
     ],
 )
 def test_the_command_refuses_what_does_not_fit(files, monkeypatch, arguments, message):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.outputs import check_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,14 +53,13 @@ def encoder_ranking(
     from rich.console import Console
 
     from fairtrial.evaluation.encoder_ranking.few_labels import FewLabelSelector
-    from fairtrial.evaluation.encoder_ranking.files import check_out, read_families, read_features, read_vector
+    from fairtrial.evaluation.encoder_ranking.files import read_families, read_features, read_vector
     from fairtrial.evaluation.encoder_ranking.ranking import rank_encoders
     from fairtrial.evaluation.encoder_ranking.subspace import Features
 
     if labelled is not None and labels is None:
         raise InputError(f"--labelled {labelled}: give the --labels of these rows too")
-    if out is not None:
-        check_out(out, [*features, *reference, *filter(None, (families, labels, labelled))])
+    check_file(out, inputs=[*features, *reference, families, labels, labelled])
     pool = read_features(features)
     # A reference among the features is named, so that it is no candidate; another is given as it is.
     inside = {path.resolve() for path in features}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -52,17 +51,6 @@ def _arrays(path: Path) -> dict[str, Array]:
     except Exception as error:
         raise InputError(f"{path} cannot be read as {path.suffix}: {error}") from error
     raise InputError(f"{path}: features are read from {', '.join(SUFFIXES)}")
-
-
-def check_out(out: Path, inputs: Iterable[Path]) -> None:
-    """Refuse a file that cannot be written, or that would replace one of the inputs, before anything is computed."""
-    folder = out.resolve().parent
-    if not folder.is_dir():
-        raise InputError(f"--out {out}: there is no folder {folder}: make it, or give another file")
-    if out.is_dir() or out.resolve() in {path.resolve() for path in inputs}:
-        raise InputError(f"--out {out}: give a file, and another than the inputs")
-    if not os.access(out if out.exists() else folder, os.W_OK):
-        raise InputError(f"--out {out}: it cannot be written: give another file")
 
 
 def read_vector(path: Path) -> Array:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.outputs import check_file
 
 if TYPE_CHECKING:
     from fairtrial.evaluation.ensemble_selection.selector import MutualInformationSelector
@@ -38,6 +39,7 @@ def ensemble_selection(
     from fairtrial.evaluation.ensemble_selection.answers import read_answers
     from fairtrial.evaluation.ensemble_selection.selector import MutualInformationSelector
 
+    check_file(out, inputs=[answers, costs])
     frame, labels = read_answers(answers, label)
     selector = MutualInformationSelector(
         budget,
@@ -57,7 +59,6 @@ def ensemble_selection(
         "copula": _copula(frame, labels, selector, factors),
     }
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(report))

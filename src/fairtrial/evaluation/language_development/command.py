@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.outputs import check_new_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +48,7 @@ def language_development(
         raise InputError("no model to score: give --model, or --items-only to generate the items")
     if unit not in ("line", "sentence"):
         raise InputError(f"--unit is line or sentence, not {unit!r}")
+    check_new_folder(out)
     scorer = None if model is None or items_only else _scorer(model, device)
     training = Corpus.from_text(corpus, unit=unit)  # type: ignore[arg-type]
     contexts = None if held_out is None else Corpus.from_text(held_out, unit=unit)  # type: ignore[arg-type]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fairtrial.errors import InputError, UnknownNameError
+from fairtrial.outputs import check_file
 
 if TYPE_CHECKING:
     from fairtrial.evaluation.proof_quality.simplicity import Encoder
@@ -50,8 +50,7 @@ def proof_quality(
     from fairtrial.evaluation.proof_quality.rank import rank_proofs
     from fairtrial.evaluation.proof_quality.simplicity import Taxonomy
 
-    if out.suffix not in (".parquet", ".csv"):
-        raise InputError(f"--out {out}: write a .parquet or a .csv file")
+    check_file(out, ".parquet", ".csv", inputs=[proofs])
     if judge is not None and judge.startswith(("http://", "https://")) and model is None:
         raise InputError(f"--judge {judge}: name the model it serves with --model")
     given = read_jsonl(proofs)
@@ -63,12 +62,6 @@ def proof_quality(
     for name in compare or ():
         if name not in models:
             raise UnknownNameError("model", name, sorted(filter(None, models)))
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}: give another file") from None
-    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):  # before anything is asked
-        raise InputError(f"--out {out}: no file can be written there: give another")
     # What a judge has said is kept from the first reply: whatever ends the run, the next one asks only the rest.
     kept = cache or out.with_suffix(".replies")
     table = rank_proofs(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.errors import InputError, UnknownNameError
+from fairtrial.outputs import check_file
 
 if TYPE_CHECKING:
     from fairtrial.evaluation.sample_gain.comparison import Comparison
@@ -51,10 +52,7 @@ def sample_gain(
         raise UnknownNameError("variance", variance, VARIANCE_MODES)
     if not math.isfinite(margin):
         raise InputError(f"--margin {margin}: a number")
-    if out is not None and not out.resolve().parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}")
-    if out is not None and (out.is_dir() or out.resolve() == scores.resolve()):
-        raise InputError(f"--out {out}: give a file, and another than the scores")
+    check_file(out, inputs=[scores])
     tables = read_scores(scores)
     compared = None
     if baseline is not None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.outputs import check_new_file
 
 
 def proper_correction(
@@ -29,10 +30,7 @@ def proper_correction(
     from fairtrial.lm.context.meter import CorrectionMeter
     from fairtrial.lm.context.selector import ProperCorrectionSelector
 
-    if out.exists():
-        raise InputError(f"{out} exists: give another --out")
-    if not out.parent.is_dir():
-        raise InputError(f"{out.parent}: no such folder")
+    check_new_file(out)
     rows = read_queries(source)
     check_device(device)
     check_loadable(model)

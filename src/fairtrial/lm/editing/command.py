@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fairtrial.errors import InputError, UnknownNameError
+from fairtrial.outputs import check_new_folder
 
 EDITORS = {"memit": "MEMIT", "rome": "ROME", "alphaedit": "AlphaEdit"}
 
@@ -32,8 +33,7 @@ def norm_anchor(
     from fairtrial.lm.editing.edits import check_edits, read_edits
     from fairtrial.quiet import transformers_silent
 
-    if out.exists():
-        raise InputError(f"{out} exists: give another --out")
+    check_new_folder(out)
     if editor not in EDITORS:
         raise UnknownNameError("editor", editor, list(EDITORS))
     try:

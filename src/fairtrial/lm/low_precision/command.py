@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fairtrial.errors import InputError
+from fairtrial.outputs import check_new_file
 
 
 def nvfp4_snr(
@@ -27,12 +27,7 @@ def nvfp4_snr(
     from fairtrial.causal_lm.windows import read_texts, windows
     from fairtrial.lm.low_precision.snr import dot_product_snr
 
-    if out.exists():
-        raise InputError(f"{out} exists: give another --out")
-    if out.suffix != ".csv":
-        raise InputError(f"{out}: give a name that ends in .csv")
-    if not out.parent.is_dir():
-        raise InputError(f"{out.parent}: no such folder")
+    check_new_file(out, ".csv")
     check_device(device)
     check_loadable(model)
     texts = read_texts(text)

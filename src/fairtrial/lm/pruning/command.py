@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.outputs import check_new_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,8 +58,7 @@ def fiedler_prune(
     from fairtrial.lm.pruning.fiedler import FiedlerPrune
     from fairtrial.lm.pruning.packing import measure_sparse
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not an empty folder: give another --out")
+    check_new_folder(out)
     if tokens < 0:
         raise InputError(f"--tokens must be positive, or 0 for all the text; got {tokens}")
     pruner = FiedlerPrune(

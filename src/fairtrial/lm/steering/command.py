@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fairtrial.errors import InputError
+from fairtrial.outputs import check_new_file
 
 
 def acs(
@@ -29,12 +29,7 @@ def acs(
     from fairtrial.causal_lm.loading import check_device, check_loadable, load
     from fairtrial.lm.steering.space import CanonicalDirection
 
-    if out.exists():
-        raise InputError(f"{out} exists: give another --out")
-    if out.suffix not in (".gguf", ".safetensors"):
-        raise InputError(f"{out}: give a name that ends in .gguf or .safetensors")
-    if not out.parent.is_dir():
-        raise InputError(f"{out.parent}: no such folder")
+    check_new_file(out, ".gguf", ".safetensors")
     check_device(device)
     check_loadable(model)
     direction = CanonicalDirection.load(canonical, read_anchors(anchors))

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.outputs import check_new_folder
 
 
 def divmoe(
@@ -36,8 +37,7 @@ def divmoe(
     from fairtrial.causal_lm.windows import read_texts
     from fairtrial.lm.upcycling.converting import upcycle
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not an empty folder: give another --out")
+    check_new_folder(out)
     check_loadable(base)
     domains = {name: Path(path) for name, path in pairs("--domain", domain).items()}
     read = {name: read_texts(path) for name, path in pairs("--texts", texts or []).items()}

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.outputs import check_new_file
 
 
 def fgn_head(
@@ -33,10 +34,7 @@ def fgn_head(
 
     from fairtrial.training.gauss_newton.classifier import FGNClassifier
 
-    if out.exists():
-        raise InputError(f"{out} exists: give another --out")
-    if not out.resolve().parent.is_dir():
-        raise InputError(f"{out.parent} is no folder: give another --out")
+    check_new_file(out)
     if not 0 <= test < 1 or batch_size < 0:
         raise InputError(f"--test {test}, --batch-size {batch_size}: a share in [0, 1), and a number of at least 0")
     x, y = _array(features), _array(labels)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fairtrial.errors import InputError, MissingExtraError
+from fairtrial.outputs import check_file
 
 
 def neural_collapse(
@@ -25,8 +26,7 @@ def neural_collapse(
 
     from fairtrial.training.neural_collapse.report import collapse_report
 
-    if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
-        raise InputError(f"--out {out}: give a file in a folder that is there")
+    check_file(out, inputs=[file])
     arrays = read(file)
     try:
         report = collapse_report(arrays["features"], arrays["weight"], arrays["labels"], arrays.get("bias"))

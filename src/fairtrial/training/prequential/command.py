@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.outputs import check_file
 
 
 def prequential(
@@ -30,10 +31,7 @@ def prequential(
     from fairtrial.tables import read_table
     from fairtrial.training.prequential.report import prequential_report
 
-    if out is not None and out.suffix not in (".json", ".csv", ".html"):
-        raise InputError(f"--out {out}: the name must end in .json, .csv or .html")
-    if out is not None and not out.resolve().parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}")
+    check_file(out, ".json", ".csv", ".html", inputs=[table])
     logged = read_table(table)
     if "run" not in logged:
         logged["run"] = "run"

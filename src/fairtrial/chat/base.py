@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -19,6 +18,7 @@ from fairtrial.chat.cache import ReplyCache
 from fairtrial.chat.replies import Answer, ChatError, Prompt, Reply, Request, Usage, as_messages
 from fairtrial.chat.structured import instructed, parse, repair_instruction, repaired
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count, checked_number
 
 Progress = Callable[[int, int], None]
 """Told how many prompts of how many are done."""
@@ -108,8 +108,10 @@ class Chat(ABC):
         """
         if isinstance(prompts, str):
             raise InputError("prompts is one text: give a list, or use complete")
-        if not 0 <= temperature < math.inf or max_tokens < 1:
-            raise InputError(f"temperature {temperature} must be 0 or more, max_tokens {max_tokens} 1 or more")
+        temperature, max_tokens = (
+            checked_number(temperature, "temperature", least=0),
+            checked_count(max_tokens, "max_tokens"),
+        )
         if schema is not None and not (isinstance(schema, type) and issubclass(schema, BaseModel)):
             raise InputError(f"schema {schema!r} is no class of pydantic's BaseModel")
         conversations = [as_messages(prompt, i) for i, prompt in enumerate(prompts)]
@@ -117,7 +119,7 @@ class Chat(ABC):
             conversations = [instructed(messages, schema) for messages in conversations]
 
         def ask(conversations: list[list[dict[str, Any]]], progress: Progress | None) -> list[Reply | ChatError]:
-            return self._answers(_requests(conversations, float(temperature), max_tokens, seed), progress)
+            return self._answers(_requests(conversations, temperature, max_tokens, seed), progress)
 
         replies = ask(conversations, progress)
         if schema is not None:

@@ -6,7 +6,6 @@ stop asking. The client retries each request by itself; a thousand prompts to a 
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import threading
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fairtrial.chat.base import Chat
 from fairtrial.chat.replies import Answer, ChatError, EndpointError, Request
 from fairtrial.errors import InputError, MissingExtraError
+from fairtrial.options import checked_count, checked_number
 
 if TYPE_CHECKING:
     import openai
@@ -91,10 +91,6 @@ class OpenAIChat(Chat):
             )
         if not base_url.startswith(("http://", "https://")):
             raise InputError(f"base_url {base_url!r} is no URL: it begins with http:// or https://")
-        if concurrency < 1 or retries < 0 or not 0 < timeout < math.inf:
-            raise InputError(
-                f"concurrency {concurrency}, retries {retries}, timeout {timeout}: give 1, 0 or more, and seconds"
-            )
         key = api_key or os.environ.get(api_key_env) or "none"
         if not (key.isascii() and key.isprintable()):
             raise InputError(f"the key (api_key=, or the variable {api_key_env}) has characters no header can carry")
@@ -102,10 +98,10 @@ class OpenAIChat(Chat):
         self.model = model
         self.base_url = base_url.rstrip("/")
         self.api_key_env = api_key_env
-        self.concurrency = concurrency
-        self.retries = retries
-        self.timeout = timeout
-        self._client = _client(self.base_url, key, timeout)
+        self.concurrency = checked_count(concurrency, "concurrency")
+        self.retries = checked_count(retries, "retries", least=0)
+        self.timeout = checked_number(timeout, "timeout", above=0)
+        self._client = _client(self.base_url, key, self.timeout)
         self._limit = "max_tokens"  # newer models of OpenAI want another name
         self._answered = False  # whether the endpoint has ever given a reply
 

@@ -17,6 +17,7 @@ from fairtrial.causal_lm.loading import load
 from fairtrial.chat.base import Chat
 from fairtrial.chat.replies import Answer, ChatError, Request
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count
 from fairtrial.seeds import derive
 
 
@@ -60,11 +61,9 @@ class LocalChat(Chat):
         cache: str | Path | None = None,
         batch_size: int = 8,
     ) -> None:
-        if batch_size < 1:
-            raise InputError(f"batch_size {batch_size} must be 1 or more")
+        self.batch_size = checked_count(batch_size, "batch_size")
         super().__init__(cache)
         self.model, self.tokenizer = model if isinstance(model, tuple) else load(model, device=device, dtype=dtype)
-        self.batch_size = batch_size
 
     def probe(self) -> None:
         """Return at once: a model that is loaded can be asked."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from fairtrial.chat.replies import ChatError, EndpointError
 from fairtrial.chat.structured import instruction, parse, repair_instruction, repaired
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count
 
 Judge: TypeAlias = Callable[[str], str]
 """Maps a prompt to a reply; a prompt without a usable reply raises :class:`~fairtrial.chat.ChatError`."""
@@ -148,8 +149,9 @@ def votes_many(judge: Judge, prompts: Sequence[str], schema: type[BaseModel], fi
     InputError
         ``schema`` has no such field, or no vote is asked for.
     """
-    if field not in schema.model_fields or n < 1:
-        raise InputError(f"votes need n >= 1, here {n}, and a field of {schema.__name__}, here {field!r}")
+    if field not in schema.model_fields:
+        raise InputError(f"field {field!r} is none of {schema.__name__}, which has {', '.join(schema.model_fields)}")
+    n = checked_count(n, "votes")
     ratings = rate_many(judge, [prompt for prompt in prompts for _ in range(n)], schema)
     together = []
     for at in range(0, len(ratings), n):

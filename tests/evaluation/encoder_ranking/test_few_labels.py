@@ -5,6 +5,7 @@ import pytest
 
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.evaluation.encoder_ranking.few_labels import FewLabelSelector, evaluation_order
+from fairtrial.evaluation.encoder_ranking.probe import RidgeProbe
 from fairtrial.evaluation.encoder_ranking.ranking import Ranking
 
 NAMES = tuple("abcdefghij")
@@ -130,6 +131,10 @@ def test_the_regret_bound_holds_for_all_encoders_together():
         (lambda s: s.fit({}, [0, 0, 1, 1]), "no encoder 'a'"),
         (lambda s: s.fit({"a": np.eye(5)}, [0, 0, 1, 1]), "a has 5 items and there are 4 labels"),
         (lambda s: FewLabelSelector(ranking(), budget=0), "budget=0"),
+        (lambda s: FewLabelSelector(ranking(), budget=1.5), "budget=1.5"),
+        (lambda s: RidgeProbe(strengths=()), "strengths is empty"),
+        (lambda s: RidgeProbe(strengths=(1.0, -1.0)), "strengths=-1.0"),
+        (lambda s: RidgeProbe(holdout=1.0), "holdout=1.0"),
         (lambda s: FewLabelSelector(ranking(), strategy="greedy"), "no strategy 'greedy'"),
     ],
 )

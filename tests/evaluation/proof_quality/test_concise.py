@@ -78,7 +78,7 @@ def test_the_length_ratio_of_the_shortest_proof_is_one():
     assert conciseness(proof, reference_length=proof.length).brevity == 0
     assert conciseness(Proof(CHAIN * 2, "p"), reference_length=proof.length).brevity == -1
     assert conciseness(proof).brevity is None
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="at least 1"):
         conciseness(proof, reference_length=0)
 
 

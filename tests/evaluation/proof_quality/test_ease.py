@@ -81,5 +81,5 @@ def test_the_default_load_is_the_median_of_the_bank():
 def test_formal_proofs_and_parameters_that_are_not_positive_are_refused():
     with pytest.raises(InputError, match="formal"):
         computational_ease(Proof([Step("a", "a", uses=())], "p"))
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="at least 1"):
         computational_ease(Proof("A.", "p"), reference_length=0)

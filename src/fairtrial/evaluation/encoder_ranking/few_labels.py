@@ -13,6 +13,7 @@ from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.evaluation.encoder_ranking.probe import RidgeProbe
 from fairtrial.evaluation.encoder_ranking.ranking import Ranking, Source
 from fairtrial.evaluation.encoder_ranking.subspace import Features
+from fairtrial.options import checked_count
 from fairtrial.seeds import generator
 from fairtrial.stats import mean_interval
 
@@ -60,13 +61,11 @@ class FewLabelSelector:
         strategy: Literal["prior", "bandit"] = "prior",
         seed: int = 0,
     ) -> None:
-        if budget < 1:
-            raise InputError(f"budget={budget}: allow one evaluation or more")
         if strategy not in ("prior", "bandit"):
             raise UnknownNameError("strategy", strategy, ["prior", "bandit"])
         self.ranking = ranking
         self.probe = probe or RidgeProbe()
-        self.budget = budget
+        self.budget = checked_count(budget, "budget")
         self.strategy = strategy
         self.seed = seed
         order = evaluation_order(ranking, budget)

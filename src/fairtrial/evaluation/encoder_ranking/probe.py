@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from fairtrial.errors import InputError
 from fairtrial.evaluation.encoder_ranking.subspace import Features
+from fairtrial.options import checked_number
 from fairtrial.seeds import generator
 
 Array = np.ndarray
@@ -39,6 +40,13 @@ class RidgeProbe:
     strengths: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
     holdout: float = 0.2
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not len(self.strengths):
+            raise InputError("strengths is empty: give one positive number or more")
+        for strength in self.strengths:
+            checked_number(strength, "strengths", above=0)
+        checked_number(self.holdout, "holdout", above=0, below=1)
 
     def __call__(self, features: Features | ArrayLike, labels: ArrayLike) -> Array:
         """Return for every item whether it is classified correctly by a probe of all others: exact leave-one-out.

@@ -21,6 +21,7 @@ from fairtrial.evaluation.encoder_ranking.subspace import (
     numbers,
     ssr_dagger,
 )
+from fairtrial.options import checked_count
 from fairtrial.seeds import generator
 
 if TYPE_CHECKING:
@@ -149,8 +150,7 @@ def rank_encoders(
     """
     if stages not in (1, 2):
         raise InputError(f"stages={stages}: give 1 or 2")
-    if keep < 1 or bootstrap < 0:
-        raise InputError(f"keep={keep}, bootstrap={bootstrap}: keep one family or more, and 0 resamples or more")
+    keep, bootstrap = checked_count(keep, "keep"), checked_count(bootstrap, "bootstrap", least=0)
     for name in families or {}:
         if name not in features:
             raise UnknownNameError("encoder", name, features)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from numbers import Real
 from typing import Protocol
 
 import numpy as np
@@ -160,8 +161,8 @@ class Features:
         ``rank`` is a number of components, or the share of variance that they reach; at most an eighth of the items,
         and no more than there are.
         """
-        if not rank > 0:
-            raise InputError(f"rank={rank}: give a number of components, or a share of variance between 0 and 1")
+        if isinstance(rank, bool) or not isinstance(rank, Real) or not 0 < rank < np.inf or (rank > 1 and rank % 1):
+            raise InputError(f"rank={rank!r}: give a number of components, or a share of variance between 0 and 1")
         vectors, values = self.components
         if rank < 1:
             share = np.cumsum(values**2) / self.energy

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fairtrial.errors import InputError
 from fairtrial.evaluation.proof_quality.dependencies import reached
 from fairtrial.evaluation.proof_quality.proof import Proof
+from fairtrial.options import checked_count
 
 Verifier = Callable[[Proof], bool]
 Part = TypeVar("Part")
@@ -79,9 +79,7 @@ def conciseness(
     >>> conciseness(proof, verifier=lambda rest: "a + 1" in rest.text and "b = 2" in rest.text)
     Conciseness(length_ratio=None, used_share=0.739..., necessary_share=0.521..., minimal=True)
     """
-    if reference_length is not None and reference_length < 1:
-        raise InputError(f"reference_length must be positive, got {reference_length}")
-    ratio = None if reference_length is None else proof.length / reference_length
+    ratio = None if reference_length is None else proof.length / checked_count(reference_length, "reference_length")
     used = used_share(proof)
     if verifier is None:
         return Conciseness(ratio, used)

@@ -17,6 +17,7 @@ from fairtrial.errors import InputError
 from fairtrial.evaluation.proof_quality.dependencies import GREEK
 from fairtrial.evaluation.proof_quality.latex import words
 from fairtrial.evaluation.proof_quality.proof import Proof
+from fairtrial.options import checked_count, checked_number
 
 LOAD_PER_TOKEN = 0.17  # median of the library's bank of proofs
 
@@ -78,9 +79,8 @@ def computational_ease(
     """
     if proof.formal:
         raise InputError(f"problem {proof.problem!r}: a formal proof has no formulas to compute: leave this score out")
-    length = proof.length if reference_length is None else reference_length
-    if length < 1 or load_per_token <= 0:
-        raise InputError(f"reference_length={length} and load_per_token={load_per_token} must be positive")
+    length = proof.length if reference_length is None else checked_count(reference_length, "reference_length")
+    load_per_token = checked_number(load_per_token, "load_per_token", above=0)
     loads = [formula_load(formula) for formula in proof.formulas]
     return Ease(
         score=1 / (1 + sum(loads) / (load_per_token * length)),

@@ -25,12 +25,10 @@ def checked_count(value: Any, name: str, *, least: int = 1, most: int | None = N
     InputError
         Naming the option, its value and what to give.
     """
-    if (
-        isinstance(value, Integral)
-        and not isinstance(value, bool)
-        and least <= value <= (value if most is None else most)
-    ):
-        return int(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if number >= least and (most is None or number <= most):
+            return number
     span = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise InputError(f"{name}={value!r}: give a whole number {span}")
 
@@ -51,10 +49,10 @@ def checked_number(
     InputError
         Naming the option, its value and what to give; booleans, text, nan and infinities are none.
     """
-    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
-        low = (least is None or value >= least) and (above is None or value > above)
-        if low and (most is None or value <= most) and (below is None or value < below):
-            return float(value)
+    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(number := float(value)):
+        low = (least is None or number >= least) and (above is None or number > above)
+        if low and (most is None or number <= most) and (below is None or number < below):
+            return number
     said = {"of at least": least, "above": above, "of at most": most, "below": below}
     span = " and ".join(f"{words} {bound:g}" for words, bound in said.items() if bound is not None)
     raise InputError(f"{name}={value!r}: give a finite number {span}".rstrip())

@@ -265,12 +265,14 @@ def _imports(tree: ast.AST, module: str, package: bool) -> Iterator[str]:
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield every node but those of statements that only a type checker reads."""
-    waiting = [tree]
+    waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
         yield node
-        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        waiting += node.orelse if typing_only else ast.iter_child_nodes(node)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
 
 
 def _source_tree(thing: Callable) -> ast.Module | None:

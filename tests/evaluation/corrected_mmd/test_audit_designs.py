@@ -132,7 +132,7 @@ def test_a_stratum_audited_whole_adds_no_variance():
         (Bernoulli(np.r_[0.0, np.ones(11)]), r"not in \(0, 1\]"),
         (Bernoulli(np.ones(5)), "5 probabilities for 12 noisy rows"),
         (Stratified(np.zeros(5)), "5 labels for 12 noisy rows"),
-        (Stratified([0] * 6 + [1] * 6), "stratum number 1 has 1 audited of 6 rows"),
+        (Stratified([0] * 6 + [1] * 6), "stratum 1 has 1 audited of 6 rows"),
     ],
 )
 def test_a_design_that_cannot_be_is_refused(design, message):

@@ -128,7 +128,11 @@ def test_bad_input_is_refused():
         loss(y[:1])
     with pytest.raises(InputError, match="y has 1 features"):
         loss(y[:, :1])
-    with pytest.raises(InputError, match="a row at least"):
-        loss(y, z_batch=torch.arange(0))
+    for batch in (torch.arange(0), torch.tensor([0.5]), torch.tensor([True])):
+        with pytest.raises(InputError, match="one at least"):
+            loss(y, z_batch=batch)
+    for batch in ([4], [-1]):
+        with pytest.raises(InputError, match=r"in 0\.\.3"):
+            loss(y, audit_batch=torch.tensor(batch))
     with pytest.raises(InputError, match="form="):
         CorrectedMMDLoss(z, x[:4], torch.arange(4), form="w")

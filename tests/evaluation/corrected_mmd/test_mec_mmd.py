@@ -438,11 +438,11 @@ def bad(**changes):
         ({"y": np.zeros((5, 1))}, "y has 1 features"),
         ({"y": np.zeros((1, 2))}, "y has 1 row"),
         ({"truth": np.full((12, 2), np.nan)}, "truth: row 0 is not finite"),
-        ({"noisy": np.array([["a", "b"]] * 30)}, "expected numbers"),
+        ({"noisy": np.array([["a", "b"]] * 30)}, "expected real numbers"),
         ({"noisy": np.zeros((3, 3, 3))}, "expected rows of features"),
         ({"truth": np.zeros((9, 2)), "audited": range(9), "strength": "auto"}, "needs 10 audited rows, got 9"),
         ({"truth": np.zeros((9, 2)), "audited": range(9), "proxy": "calibrated"}, "needs 10 audited rows"),
-        ({"strength": "auto", "folds": 1}, "folds=1: strength='auto' needs 2"),
+        ({"strength": "auto", "folds": 1}, "folds=1: give a whole number of at least 2"),
         ({"strength": "most"}, "a number or 'auto'"),
         ({"proxy": "magic"}, "'calibrated' or a function"),
         ({"proxy": lambda z: z[:5]}, "5 rows for 30"),
@@ -459,6 +459,15 @@ def bad(**changes):
         ({"form": "w"}, "give 'u' or 'v'"),
         ({"estimator": "both"}, "'embedding' or 'pairwise'"),
         ({"y_truth": np.zeros((3, 2))}, "go together"),
+        ({"truth": np.zeros((0, 2)), "audited": []}, "audited: no row is"),
+        ({"noisy": [[0.0, 1.0], [2.0]]}, "noisy: its rows differ in length"),
+        ({"noisy": torch.zeros(30, 2, dtype=torch.complex64)}, "expected real numbers, got dtype torch.complex64"),
+        ({"kernel": GaussianKernel}, "GaussianKernel.*give a function"),
+        ({"inclusion": Stratified([*"ab" * 14, None, "a"])}, "no label for row 28"),
+        ({"proxy": "calibrated", "folds": 2.5}, "folds=2.5: give a whole number"),
+        ({"seed": "first"}, "seed='first': give a whole number"),
+        ({"seed": -1}, "seed=-1: give a whole number"),
+        ({"strength": "2"}, "strength='2': give a number or 'auto'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(changes, message):
@@ -490,6 +499,49 @@ def test_permuting_noisy_against_clean_rows_is_refused():
         mec_mmd_test(z, x[:5], range(5), y, permutations=9)
     with pytest.raises(InputError, match="level=2"):
         mec_mmd_test(z, x[:5], range(5), y, level=2)
+
+
+@pytest.mark.parametrize("kernel", [EnergyKernel(), GaussianKernel(1.0)])
+def test_constant_samples_are_alike_or_not_beyond_doubt(kernel):
+    ones = np.ones((37, 1))
+    same = mec_mmd_test(ones, ones[:7], range(7), ones, kernel=kernel)
+    assert (same.statistic, same.p_value, same.reject) == (0.0, 0.5, False)
+    apart = mec_mmd_test(ones, ones[:7], range(7), 0 * ones, kernel=kernel)
+    assert apart.statistic > 1e6
+    assert apart.reject
+
+
+@pytest.mark.parametrize("permutations", [-1, 2.5, "9", True])
+def test_permutations_are_counted(permutations):
+    x, z, y = measured(n=30)
+    with pytest.raises(InputError, match="permutations=.*a whole number of at least 0"):
+        mec_mmd_test(z, x[:5], range(5), y, permutations=permutations)
+
+
+@pytest.mark.parametrize("made", [plan_audit, audit_parts])
+def test_a_plan_takes_nothing_that_it_would_not_use(made):
+    x, z, y = measured(n=30)
+    target = (0.1,) if made is plan_audit else ()
+    with pytest.raises(InputError, match="form='x'"):
+        made(z, x[:5], range(5), y, *target, form="x")
+    for name in ("inclusion", "strenght"):
+        with pytest.raises(TypeError, match=name):
+            made(z, x[:5], range(5), y, *target, **{name: None})
+
+
+def test_a_plain_mmd_needs_two_rows_of_each_and_a_known_form():
+    one, two = torch.zeros(1, 2), torch.zeros(2, 2)
+    with pytest.raises(InputError, match="1 and 2 rows"):
+        plain_mmd2(one, two, EnergyKernel())
+    with pytest.raises(InputError, match="form='w'"):
+        plain_mmd2(two, two, EnergyKernel(), form="w")
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, math.nan, "0.95"])
+def test_an_interval_has_a_level_between_0_and_1(level):
+    x, z, y = measured(n=30)
+    with pytest.raises(InputError, match="level=.*above 0 and below 1"):
+        mec_mmd2(z, x[:5], range(5), y).interval(level)
 
 
 def test_a_kernel_needs_a_bandwidth():

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairtrial.errors import InputError
 from fairtrial.evaluation.corrected_mmd.kernels import Kernel, kernel_sums, mean_within
 from fairtrial.evaluation.corrected_mmd.samples import SignedSample, calibrate
 
@@ -17,6 +18,10 @@ def plain_mmd2(x: Tensor, y: Tensor, kernel: Kernel, form: str = "u") -> Tensor:
     >>> plain_mmd2(torch.zeros(2, 1), torch.ones(2, 1), EnergyKernel())  # 2 E|x - y| - E|x - x'| - E|y - y'|
     tensor(2.)
     """
+    if form not in ("u", "v"):
+        raise InputError(f"form={form!r}: give 'u' or 'v'")
+    if min(len(x), len(y)) < 2:
+        raise InputError(f"samples of {len(x)} and {len(y)} rows: the MMD needs 2 of each at least")
     mean = torch.full((len(y),), 1 / len(y), dtype=y.dtype, device=y.device)
     within = mean_within(kernel, x, form == "u") + mean_within(kernel, y, form == "u")
     return within - 2 * kernel_sums(kernel, x, y, mean).mean()

@@ -63,7 +63,10 @@ def corrected_mmd(
     if strata is not None:
         if strata not in table:
             raise InputError(f"{data} has no column {strata!r}; it has {', '.join(map(str, table))}")
-        fitted["inclusion"] = Stratified(table[strata].astype(str).to_numpy())
+        if table[strata].isna().any():
+            row = int(table[strata].isna().to_numpy().argmax())
+            raise InputError(f"{data}: column {strata!r} is blank in row {row + 1}: every row belongs to a stratum")
+        fitted["inclusion"] = Stratified(table[strata].to_numpy())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         result = mec_mmd_test(z, x[audited], audited, y, level=1 - level, **options, **fitted)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ class Stratified:
 
     Parameters
     ----------
-    labels : the stratum of each of the N noisy rows, (N,), anything that can be compared. Every stratum needs two
+    labels : the stratum of each of the N noisy rows, (N,), numbers or text. Every stratum needs two
         audited rows, or all of its rows.
     """
 
@@ -103,10 +104,13 @@ def draw_of(design: Design, audited: Tensor, n: int, dtype: torch.dtype) -> Audi
         first = p[audited]
         return Audit(n, first, torch.outer(first, first), independent=True)
     if isinstance(design, Stratified):
-        labels = np.unique(np.asarray(design.labels), return_inverse=True)[1]
-        if labels.shape != (n,):
-            raise InputError(f"inclusion: Stratified has {labels.size} labels for {n} noisy rows; give one a row")
-        return _stratified(torch.as_tensor(labels, device=device), audited, dtype)
+        given = pd.Series(design.labels, dtype=object)
+        if len(given) != n:
+            raise InputError(f"inclusion: Stratified has {len(given)} labels for {n} noisy rows; give one a row")
+        if given.isna().any():
+            raise InputError(f"inclusion: Stratified has no label for row {int(given.isna().argmax())}")
+        labels, names = pd.factorize(given)
+        return _stratified(torch.as_tensor(labels, device=device), names, audited, dtype)
     raise InputError(
         f"inclusion={type(design).__name__}: pairs need joint probabilities; say Stratified(labels) or Bernoulli(p)"
     )
@@ -119,15 +123,15 @@ def simple_random(m: int, n: int, dtype: torch.dtype, device: torch.device) -> A
     return Audit(n, first, torch.full((m, m), pair, dtype=dtype, device=device))
 
 
-def _stratified(labels: Tensor, audited: Tensor, dtype: torch.dtype) -> Audit:
+def _stratified(labels: Tensor, names: pd.Index, audited: Tensor, dtype: torch.dtype) -> Audit:
     n, own = len(labels), labels[audited]
     size = labels.bincount().to(dtype)
     taken = own.bincount(minlength=len(size)).to(dtype)
     if bool(((taken < 2) & (taken < size)).any()):
         short = int(((taken < 2) & (taken < size)).nonzero()[0])
         raise InputError(
-            f"inclusion: stratum number {short} has {int(taken[short])} audited of {int(size[short])} rows; audit two "
-            "of each stratum at least, or merge strata"
+            f"inclusion: stratum {names[short]!r} has {int(taken[short])} audited of {int(size[short])} rows; audit "
+            "two of each stratum at least, or merge strata"
         )
     if len(size) == 1:
         return simple_random(len(audited), n, dtype, labels.device)

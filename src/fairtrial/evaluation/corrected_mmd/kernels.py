@@ -93,7 +93,7 @@ def kernel_for(kernel: Kernel | None, *samples: Tensor) -> Kernel:
     """
     if kernel is None:
         return median_kernel(*samples)
-    if not callable(kernel):
+    if not callable(kernel) or isinstance(kernel, type):
         raise InputError(f"kernel={kernel!r}: give a function of (n, d), (k, d) to (n, k), such as GaussianKernel(1.0)")
     points = samples[0]
     values = kernel(points[:1], points[:2])

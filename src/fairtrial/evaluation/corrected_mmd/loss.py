@@ -13,7 +13,15 @@ from fairtrial.evaluation.corrected_mmd.designs import Design
 from fairtrial.evaluation.corrected_mmd.kernels import Kernel, kernel_for, kernel_sums, mean_within
 from fairtrial.evaluation.corrected_mmd.mec_mmd import FormName
 from fairtrial.evaluation.corrected_mmd.quadratic import Side, choose_for_embedding
-from fairtrial.evaluation.corrected_mmd.samples import Proxy, Strength, embed, proxies, read_sample, rows_of
+from fairtrial.evaluation.corrected_mmd.samples import (
+    Proxy,
+    Strength,
+    embed,
+    generator_of,
+    proxies,
+    read_sample,
+    rows_of,
+)
 
 
 class CorrectedMMDLoss(nn.Module):
@@ -66,7 +74,7 @@ class CorrectedMMDLoss(nn.Module):
         sample = read_sample(noisy, truth, audited, inclusion)
         self.kernel = kernel_for(kernel, sample.truth)
         self.form = form
-        made = proxies(sample, noisy, proxy, strength, folds, np.random.default_rng(seed))
+        made = proxies(sample, noisy, proxy, strength, folds, generator_of(seed))
         made = choose_for_embedding(sample, made, self.kernel, strength)
         parts = embed(sample, made)
         self.strength = sum(fold.strength for fold in made) / len(made)
@@ -98,8 +106,11 @@ class CorrectedMMDLoss(nn.Module):
     def _toward(self, y: Tensor, points: Tensor, weights: Tensor, batch: Tensor | None) -> Tensor:
         """Return <sum_i weights_i phi(points_i), mean phi(y)> for points (F, n, d), of a batch of n scaled up."""
         if batch is not None:
-            if not len(batch):
-                raise InputError("z_batch and audit_batch need a row at least; None = all")
+            batch = torch.as_tensor(batch, device=points.device)
+            if batch.ndim != 1 or not len(batch) or batch.dtype != torch.int64:
+                raise InputError("z_batch and audit_batch: give row numbers (B,), one at least; None = all")
+            if bool(((batch < 0) | (batch >= points.shape[1])).any()):
+                raise InputError(f"z_batch or audit_batch: row numbers must lie in 0..{points.shape[1] - 1}")
             points, weights = points[:, batch], weights[:, batch] * (points.shape[1] / len(batch))
         mean = torch.full((len(y),), 1 / len(y), dtype=y.dtype, device=y.device)
         return weights.flatten() @ kernel_sums(self.kernel, points.flatten(0, 1), y, mean)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,10 +45,12 @@ from fairtrial.evaluation.corrected_mmd.samples import (
     SignedSample,
     Strength,
     embed,
+    generator_of,
     proxies,
     read_sample,
     rows_of,
 )
+from fairtrial.options import checked_count, checked_number
 
 Estimator = Literal["embedding", "pairwise"]
 FormName = Literal["u", "v"]
@@ -89,7 +92,7 @@ class MMDEstimate:
     ) -> tuple[float, float]:
         """Return a normal interval for the population's MMD^2, or for the oracle over audits of these rows."""
         error = self.standard_error if around == "population" else self.audit_standard_error
-        half = float(ndtri((1 + level) / 2)) * error
+        half = float(ndtri((1 + checked_number(level, "level", above=0, below=1)) / 2)) * error
         return self._number - half, self._number + half
 
     @property
@@ -171,9 +174,8 @@ def mec_mmd2(
     """
     if (y_truth is None) != (y_audited is None):
         raise InputError("y_truth and y_audited go together: give both where y is noisy, or neither")
-    if form not in ("u", "v") or estimator not in ("embedding", "pairwise"):
-        raise InputError(f"form={form!r}, estimator={estimator!r}: give 'u' or 'v', and 'embedding' or 'pairwise'")
-    rng = np.random.default_rng(seed)
+    _check_forms(form, estimator)
+    rng = generator_of(seed)
     sample = read_sample(noisy, truth, audited, inclusion)
     points_y = rows_of(y, "y", sample.noisy)
     if len(points_y) < 2:
@@ -272,8 +274,8 @@ def mec_mmd_test(
     >>> mec_mmd_test(x + rng.normal(size=300), x[audited], audited, rng.normal(2.0, 1.0, size=300)).reject
     True
     """
-    if not 0 < level < 1:
-        raise InputError(f"level={level}: must lie in (0, 1)")
+    level = checked_number(level, "level", above=0, below=1)
+    permutations = checked_count(permutations, "permutations", least=0)
     noisy_y = options.get("y_truth") is not None
     if permutations and not noisy_y:
         raise InputError(
@@ -291,19 +293,34 @@ def mec_mmd_test(
         null = _permuted(noisy, truth, audited, y, permutations, options)
         statistic, p_value = value, (1 + sum(v >= value for v in null)) / (1 + permutations)
     else:
-        statistic = value / estimate.standard_error if estimate.standard_error else math.copysign(math.inf, value)
+        if abs(value) < 1e-13:  # constant samples: both value and error are rounding
+            statistic = 0.0
+        else:
+            statistic = value / estimate.standard_error if estimate.standard_error else math.copysign(math.inf, value)
         p_value = float(ndtr(-statistic))
     return TestResult(p_value, p_value < level, statistic, estimate.interval(1 - level), level, estimate)
 
 
-def plan_audit(noisy: Any, truth: Any, audited: Any, y: Any, target_se: float, **options: Any) -> int:
+def plan_audit(
+    noisy: Any,
+    truth: Any,
+    audited: Any,
+    y: Any,
+    target_se: float,
+    *,
+    kernel: Kernel | None = None,
+    estimator: Estimator = "embedding",
+    form: FormName = "u",
+    strength: float = 1.0,
+    proxy: Callable[[Any], Any] | None = None,
+) -> int:
     """Return how many rows to audit for a standard error of ``target_se``, judged from a pilot audit.
 
     Parameters
     ----------
     noisy, truth, audited, y : the pilot, as in :func:`mec_mmd2`: a simple random audit of 4 rows at least.
     target_se : the standard error wanted, around the population's MMD^2.
-    **options : ``kernel``, ``estimator``, ``form``, a number as ``strength``, a function as ``proxy``.
+    kernel, estimator, form, strength, proxy : as in :func:`mec_mmd2`, with nothing that is fitted.
 
     Raises
     ------
@@ -318,8 +335,10 @@ def plan_audit(noisy: Any, truth: Any, audited: Any, y: Any, target_se: float, *
     >>> mec_mmd2(*sample).standard_error > 0.03, 40 < plan_audit(*sample, 0.03) < 500
     (True, True)
     """
-    if not 0 < target_se < math.inf:
-        raise InputError(f"target_se={target_se}: a positive standard error")
+    target_se = checked_number(target_se, "target_se", above=0)
+    options: dict[str, Any] = {
+        "kernel": kernel, "estimator": estimator, "form": form, "strength": strength, "proxy": proxy,
+    }  # fmt: skip
     estimate = mec_mmd2(noisy, truth, audited, y, **options)
     parts = audit_parts(noisy, truth, audited, y, **options)
     sampling = estimate.variance["sampling"]
@@ -338,22 +357,38 @@ def plan_audit(noisy: Any, truth: Any, audited: Any, y: Any, target_se: float, *
     return low
 
 
-def audit_parts(noisy: Any, truth: Any, audited: Any, y: Any, **options: Any) -> VarianceParts:
+def audit_parts(
+    noisy: Any,
+    truth: Any,
+    audited: Any,
+    y: Any,
+    *,
+    kernel: Kernel | None = None,
+    estimator: Estimator = "embedding",
+    form: FormName = "u",
+    strength: float = 1.0,
+    proxy: Callable[[Any], Any] | None = None,
+) -> VarianceParts:
     """Return the parts of the variance over simple random audits: exact with all truths, else estimated without bias.
 
     ``parts.at(m)`` are the linear and the pair part for an audit of m rows. Options as in :func:`plan_audit`.
     """
+    _check_forms(form, estimator)
     sample = read_sample(noisy, truth, audited)
     points_y = rows_of(y, "y", sample.noisy)
-    kernel = kernel_for(options.get("kernel"), sample.truth, points_y)
-    side = Side(sample, kernel, options.get("estimator", "embedding") == "embedding", options.get("form", "u") == "u")
-    folds = proxies(sample, noisy, options.get("proxy"), options.get("strength", 1.0), 5, 0)
+    side = Side(sample, kernel_for(kernel, sample.truth, points_y), estimator == "embedding", form == "u")
+    folds = proxies(sample, noisy, proxy, strength, 5, 0)
     if len(folds) > 1 or len(sample.audited) < 4:
         raise InputError("a plan needs a pilot of 4 audited rows, strength= a number and proxy= None or a function")
-    form = side.form(folds[0], side.toward(folds[0].proxied, uniform(points_y)))
+    made = side.form(folds[0], side.toward(folds[0].proxied, uniform(points_y)))
     if len(sample.audited) == len(sample.noisy):
-        return exact_parts(form.linear, form.pairs)
-    return unbiased_parts(form.linear, form.pairs, len(sample.noisy))
+        return exact_parts(made.linear, made.pairs)
+    return unbiased_parts(made.linear, made.pairs, len(sample.noisy))
+
+
+def _check_forms(form: str, estimator: str) -> None:
+    if form not in ("u", "v") or estimator not in ("embedding", "pairwise"):
+        raise InputError(f"form={form!r}, estimator={estimator!r}: give 'u' or 'v', and 'embedding' or 'pairwise'")
 
 
 def corrected_sample(
@@ -380,7 +415,7 @@ def corrected_sample(
     2.0
     """
     sample = read_sample(noisy, truth, audited, inclusion)
-    made = proxies(sample, noisy, proxy, strength, folds, np.random.default_rng(seed))
+    made = proxies(sample, noisy, proxy, strength, folds, generator_of(seed))
     return embed(sample, choose_for_embedding(sample, made, kernel, strength)).sample()
 
 
@@ -395,7 +430,7 @@ def _permuted(noisy: Any, truth: Any, audited: Any, y: Any, permutations: int, o
     options = dict(options)
     one = read_sample(noisy, truth, audited)
     two = read_sample(y, options.pop("y_truth"), options.pop("y_audited"), of="y_")
-    rng = np.random.default_rng(options.get("seed", 0))
+    rng = generator_of(options.get("seed", 0))
     kernel = kernel_for(options.pop("kernel", None), one.truth, two.truth)
     truths = torch.cat([one.truth, two.truth])
     z_audited = torch.cat([s.noisy[s.audited] for s in (one, two)])

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from fairtrial.errors import InputError, MissingExtraError
 from fairtrial.evaluation.corrected_mmd.designs import Audit, Design, draw_of, simple_random
+from fairtrial.options import checked_count
 
 Array: TypeAlias = "np.ndarray | Tensor"
 Proxy: TypeAlias = "Literal['calibrated'] | Callable[[Any], Any] | None"
@@ -78,10 +80,15 @@ class Embedding:
 def rows_of(values: Any, name: str, like: Tensor | None = None) -> Tensor:
     """Return finite ``values`` (n,) or (n, d) as a floating tensor (n, d), of the dtype and device of ``like``."""
     if not isinstance(values, Tensor):
-        values = np.asarray(values)
+        try:
+            values = np.asarray(values)
+        except ValueError:  # rows of different lengths
+            raise InputError(f"{name}: its rows differ in length") from None
         if values.dtype.kind not in "fiub":
-            raise InputError(f"{name}: expected numbers, got dtype {values.dtype}")
+            raise InputError(f"{name}: expected real numbers, got dtype {values.dtype}")
         values = torch.from_numpy(np.array(values, dtype=None if values.dtype.kind == "f" else float))
+    elif values.is_complex():
+        raise InputError(f"{name}: expected real numbers, got dtype {values.dtype}")
     values = values.to(like) if like is not None else values if values.is_floating_point() else values.double()
     if values.ndim == 1:
         values = values[:, None]
@@ -99,6 +106,8 @@ def rows_of(values: Any, name: str, like: Tensor | None = None) -> Tensor:
 def read_sample(noisy: Any, truth: Any, audited: Any, inclusion: Design = None, *, of: str = "") -> Sample:
     """Check a noisy sample and its audit; ``of`` is put before the names in errors."""
     z = rows_of(noisy, f"{of}noisy")
+    if not np.size(audited):
+        raise InputError(f"{of}audited: no row is; correction and its variance need 2 at least")
     x = rows_of(truth, f"{of}truth", z)
     given = audited if isinstance(audited, Tensor) else np.asarray(audited)
     whole = given.dtype.kind in "iu" if isinstance(given, np.ndarray) else _is_whole(given)
@@ -139,6 +148,13 @@ def _warn_unless_random(noisy: Tensor, audited: Tensor, of: str) -> None:
         )
 
 
+def generator_of(seed: int | np.random.Generator) -> np.random.Generator:
+    """Return a generator of a seed, or the one that is given."""
+    return (
+        seed if isinstance(seed, np.random.Generator) else np.random.default_rng(checked_count(seed, "seed", least=0))
+    )
+
+
 def fold_numbers(m: int, folds: int, seed: int | np.random.Generator) -> np.ndarray:
     """Return the fold of each of m audited rows, (m,), at random and of sizes that differ by one at most."""
     return np.random.default_rng(seed).permutation(m) % folds
@@ -154,7 +170,9 @@ def proxies(
     fitted = proxy == "calibrated"
     if isinstance(strength, str) and strength != "auto":
         raise InputError(f"strength={strength!r}: give a number or 'auto'")
-    if strength != "auto" and (isinstance(strength, bool) or not math.isfinite(strength)):
+    if strength != "auto" and (
+        isinstance(strength, bool) or not isinstance(strength, Real) or not math.isfinite(strength)
+    ):
         raise InputError(f"strength={strength!r}: give a finite number or 'auto'")
     if not (fitted or proxy is None or callable(proxy)):
         raise InputError(f"proxy={proxy!r}: give None, 'calibrated' or a function of the noisy rows")
@@ -169,8 +187,7 @@ def proxies(
     what = "proxy='calibrated'" if fitted else "strength='auto'"
     if not sample.simple:
         raise InputError(f"{what} is fitted in folds of a simple random audit; with inclusion= give a number or a map")
-    if folds < 2:
-        raise InputError(f"folds={folds}: {what} needs 2 at least")
+    folds = checked_count(folds, "folds", least=2)
     if m < max(_CROSS_FIT_LEAST, 2 * folds):
         raise InputError(f"{what} needs {max(_CROSS_FIT_LEAST, 2 * folds)} audited rows, got {m}: audit more")
     return cross_fit(

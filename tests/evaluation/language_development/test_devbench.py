@@ -216,7 +216,7 @@ def test_without_english_the_grammar_is_off_and_the_lexical_tasks_stand(speech):
 def test_an_unknown_task_and_a_cell_of_one_are_refused(words):
     with pytest.raises(UnknownNameError, match="negation"):
         build_devbench(words, tasks=["negations"])
-    with pytest.raises(InputError, match="two items or more"):
+    with pytest.raises(InputError, match="per_cell=1"):
         build_devbench(words, per_cell=1)
     with pytest.raises(InputError, match="needs pictures"):
         build_devbench(words, tasks=["L4"])

@@ -12,12 +12,24 @@ from fairtrial.evaluation.language_development import (
     Corpus,
     DevBench,
     EgoStream,
+    binding,
+    build_devbench,
+    evaluate,
     fit_acquisition,
     items_needed,
+    linear_probe,
+    retrieval,
     retrieval_alignment,
+    temporal_grounding,
 )
 
 CORPUS = Corpus.from_documents(["the dog sleeps\nthe cat eats", "a dog eats"])
+BENCH = DevBench(
+    pd.DataFrame([{"task": "L1", "phenomenon": "p", "bin": 0, "word": "dog", "good": "a dog", "bad": ["dog a"]}]),
+    per_cell=2, chance_margin=0.1, seed=0, notes=(),
+)  # fmt: skip
+PICTURES = pd.DataFrame({"image": ["1", "2"], "word": ["dog", 3], "category": ["animal", "animal"]})
+ABOUT = {"format": 1, "per_cell": 2, "chance_margin": 0.1, "seed": 0, "notes": []}
 F, C, N = [1.0, 4.0, 16.0], [1.0, 2.0, 3.0], [4.0, 4.0, 4.0]
 
 
@@ -56,7 +68,38 @@ def test_blank_utterances_say_nothing_and_times_must_be_finite(tmp_path):
         Corpus.from_stream(tmp_path, tmp_path / "said.csv")
 
 
-@pytest.mark.parametrize("about", [[], {"format": 1}, {"notes": []}])
+NAN = [[math.nan, 1.0], [0.0, 1.0]]
+SHOWN = [[True, False], [False, True]]
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: retrieval(NAN, SHOWN), r"similarity is nan at \(0, 0\)"),
+        (lambda: temporal_grounding(NAN, SHOWN, [0, 1]), "similarity is nan"),
+        (lambda: binding([NAN]), r"similarity is nan at \(0, 0, 0\)"),
+        (lambda: linear_probe(NAN, SHOWN, folds=2), "features is nan"),
+        (lambda: retrieval([["a", "b"]], [[True, False]]), "real numbers"),
+        (lambda: binding(np.ones((1, 2, 2)) * 1j), "real numbers"),
+        (lambda: retrieval(np.ones((2, 2)), [[math.nan, 1], [0, 1]]), "shown: give an array of booleans"),
+        (lambda: linear_probe(np.ones((4, 2)), np.arange(8).reshape(4, 2)), "shown: give an array of booleans"),
+        (lambda: linear_probe(np.ones((4, 2)), np.ones((4, 1), bool), folds=1), "folds=1"),
+        (lambda: linear_probe(np.ones((4, 2)), np.ones(4, bool)), "give \\(N, ...\\) and"),
+        (lambda: retrieval(np.ones((2, 2)), SHOWN, k=3), "k=3: give a whole number from 1 to 2"),
+        (lambda: temporal_grounding(np.ones((2, 2)), SHOWN, [0, 2]), r"times\[1\]=2"),
+        (lambda: temporal_grounding(np.ones((2, 2)), SHOWN, [0, 1], window=0.5), "window=0.5"),
+        (lambda: evaluate(BENCH, lambda texts: ["good"] * len(texts)), "list of no numbers"),
+        (lambda: EgoStream(episode=math.nan), "episode=nan"),
+        (lambda: EgoStream(episode=1.5), "episode=1.5"),
+        (lambda: build_devbench(CORPUS, pictures=PICTURES), "row 1 of the pictures has the word 3: give text"),
+    ],
+)
+def test_what_cannot_be_scored_is_not_scored_silently(call, word):
+    with pytest.raises(FairtrialError, match=word):
+        call()
+
+
+@pytest.mark.parametrize("about", [[], {"format": 1}, {"notes": []}, {**ABOUT, "notes": None}])
 def test_a_bench_file_of_other_content_is_refused(about, tmp_path):
     (tmp_path / "bench.json").write_text(json.dumps(about))
     (tmp_path / "items.jsonl").write_text("")

@@ -25,6 +25,7 @@ from fairtrial.evaluation.language_development.lexicon import Vocabulary, vocabu
 from fairtrial.evaluation.language_development.pictures import Pictures
 from fairtrial.evaluation.language_development.power import detectable_accuracy, items_needed
 from fairtrial.evaluation.language_development.templates import PHENOMENA
+from fairtrial.options import checked_count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,7 +126,8 @@ class DevBench:
         except (OSError, ValueError) as error:
             raise InputError(f"{folder}: not a bench: {error}: give a folder written by DevBench.save") from error
         wanted = {field.name for field in fields(cls)} - {"items"}
-        if not isinstance(about, dict) or about.pop("format", None) != _FORMAT or set(about) != wanted:
+        known = isinstance(about, dict) and about.pop("format", None) == _FORMAT and set(about) == wanted
+        if not known or not isinstance(about["notes"], list):
             raise InputError(f"{folder / 'bench.json'}: not of format {_FORMAT}: generate the bench again")
         return cls(items, **{**about, "notes": tuple(about["notes"])})
 
@@ -185,8 +187,7 @@ def build_devbench(
     import pandas as pd
 
     words = corpus if isinstance(corpus, Vocabulary) else vocabulary(corpus)
-    if per_cell < 2:
-        raise InputError(f"per_cell={per_cell}: a cell needs two items or more")
+    per_cell = checked_count(per_cell, "per_cell", least=2)
     wanted = _wanted(tasks, pictures)
     notes: list[str] = []
     rows: list[dict[str, Any]] = []

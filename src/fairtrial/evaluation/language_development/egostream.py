@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.errors import InputError, MissingExtraError, UnknownNameError
+from fairtrial.options import checked_count
 from fairtrial.seeds import derive, generator
 
 try:
@@ -187,10 +188,8 @@ class EgoStream(gymnasium.Wrapper):
                 raise InputError(f"env={env!r}: {error}") from error
         if not hasattr(env.unwrapped, "gen_obs"):
             raise InputError(f"{env}: not an environment of minigrid, whose view the narrator reads")
-        if episode < 1:
-            raise InputError(f"episode={episode}: give one frame a room at least")
         super().__init__(env)
-        self.episode, self.seed = episode, seed
+        self.episode, self.seed = checked_count(episode, "episode"), seed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Enter a new room."""

@@ -168,7 +168,11 @@ def share_correct(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 def _text_scores(items: pd.DataFrame, scorer: Scorer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return scores and lengths (n, 2) of the good and the bad text of each item."""
     texts = [text for good, bad in zip(items.good, items.bad, strict=True) for text in (good, *bad)]
-    scores = np.asarray(scorer(texts), dtype=float)
+    told = scorer(texts)
+    try:
+        scores = np.asarray(told, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError(f"the scorer returned {type(told).__name__} of no numbers: return one number a text") from None
     if scores.shape != (len(texts),):
         raise InputError(f"the scorer returned shape {scores.shape} for {len(texts)} texts: return one number a text")
     return scores.reshape(len(items), -1), np.array([len(text) for text in texts], dtype=float).reshape(len(items), -1)

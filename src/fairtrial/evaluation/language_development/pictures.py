@@ -33,13 +33,17 @@ class Pictures:
     Raises
     ------
     InputError
-        A column is missing, or no word of the vocabulary is shown.
+        A column is missing, a word is no text, or no word of the vocabulary is shown.
     """
 
     def __init__(self, table: pd.DataFrame, vocabulary: Vocabulary) -> None:
         for column in ("image", "word", "category"):
             if column not in table:
                 raise InputError(f"the pictures have no column {column!r}: give image, word and category")
+        unnamed = [not isinstance(word, str) for word in table.word]
+        if any(unnamed):
+            row = unnamed.index(True)
+            raise InputError(f"row {row} of the pictures has the word {table.word.iloc[row]!r}: give text")
         self.vocabulary = vocabulary
         self.images: dict[str, list[Any]] = defaultdict(list)
         self.shown: dict[Any, set[str]] = defaultdict(set)

@@ -12,9 +12,32 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count, checked_number
 from fairtrial.seeds import generator
 
 Floats = NDArray[np.float64]
+
+
+def _numbers(values: ArrayLike, name: str) -> Floats:
+    """Return an array of real numbers; refuse a nan, which every comparison would count as a miss."""
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind == "c":
+            raise TypeError("complex")
+        found = found.astype(float)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: give an array of real numbers") from None
+    if np.isnan(found).any():
+        raise InputError(f"{name} is nan at {tuple(map(int, np.argwhere(np.isnan(found))[0]))}")
+    return found
+
+
+def _flags(values: ArrayLike, name: str = "shown") -> NDArray[np.bool_]:
+    """Return an array of booleans given as such or as 0 and 1."""
+    found = np.asarray(values)
+    if found.dtype != bool and not (found.dtype.kind in "iuf" and np.isin(found, (0, 1)).all()):
+        raise InputError(f"{name}: give an array of booleans")
+    return found.astype(bool)
 
 
 def linear_probe(features: ArrayLike, shown: ArrayLike, *, folds: int = 5, ridge: float = 1.0) -> Floats:
@@ -35,7 +58,7 @@ def linear_probe(features: ArrayLike, shown: ArrayLike, *, folds: int = 5, ridge
     Raises
     ------
     InputError
-        The numbers of rows differ, or are fewer than folds.
+        The numbers of rows differ, or are fewer than folds; features that are not numbers, labels not booleans.
 
     Examples
     --------
@@ -44,8 +67,11 @@ def linear_probe(features: ArrayLike, shown: ArrayLike, *, folds: int = 5, ridge
     >>> linear_probe(np.c_[shown[:, 0] + 0.1 * rng.normal(size=200), rng.normal(size=200)], shown).round(1)
     array([1. , 0.5])
     """
-    x = np.asarray(features, dtype=float)
-    x, y = x.reshape(len(x), -1), np.asarray(shown, dtype=float)
+    x, y = _numbers(features, "features"), _flags(shown).astype(float)
+    folds, ridge = checked_count(folds, "folds", least=2), checked_number(ridge, "ridge", above=0)
+    if x.ndim < 2 or y.ndim != 2:
+        raise InputError(f"features {x.shape}, shown {y.shape}: give (N, ...) and (N, L)")
+    x = x.reshape(len(x), -1)
     if len(x) != len(y) or len(x) < folds:
         raise InputError(f"{len(x)} rows of features and {len(y)} of labels: give as many of both, at least {folds}")
     predicted = np.empty_like(y)
@@ -96,11 +122,10 @@ def retrieval(similarity: ArrayLike, shown: ArrayLike, k: int = 1) -> Retrieval:
     >>> retrieval(np.array([[1.0, 0.9], [0.9, 0.0], [0.0, 0.5]]), shown, k=1)
     Retrieval(recall=0.5, chance=0.5, queries=2)
     """
-    scores, right = np.asarray(similarity, dtype=float), np.asarray(shown, dtype=bool)
-    if scores.shape != right.shape or not 1 <= k <= len(scores):
-        raise InputError(
-            f"similarity {scores.shape}, shown {right.shape}, k={k}: give matrices of one shape and k in 1..N"
-        )
+    scores, right = _numbers(similarity, "similarity"), _flags(shown)
+    if scores.ndim != 2 or scores.shape != right.shape:
+        raise InputError(f"similarity {scores.shape}, shown {right.shape}: give matrices of one shape")
+    k = checked_count(k, "k", most=len(scores))
     asked = right.any(0)
     if not asked.any():
         raise InputError("no text names what a frame shows: there is nothing to retrieve")
@@ -149,7 +174,7 @@ def binding(similarity: ArrayLike) -> Binding:
     >>> binding([[[0.9, 0.1], [0.2, 0.8]], [[0.9, 0.1], [0.8, 0.7]]])
     Binding(text=0.5, image=1.0, group=0.5)
     """
-    s = np.asarray(similarity, dtype=float)
+    s = _numbers(similarity, "similarity")
     if s.ndim != 3 or s.shape[1:] != (2, 2) or not len(s):
         raise InputError(f"similarity has shape {s.shape}: give (pairs, 2 images, 2 texts)")
     text = (s[:, 0, 0] > s[:, 0, 1]) & (s[:, 1, 1] > s[:, 1, 0])
@@ -226,13 +251,15 @@ def temporal_grounding(similarity: ArrayLike, shown: ArrayLike, times: Sequence[
     >>> temporal_grounding([[0.1], [0.9], [0.2]], shown, [2], window=2).hit
     1.0
     """
-    scores, right = np.asarray(similarity, dtype=float), np.asarray(shown, dtype=bool)
-    if scores.shape != right.shape or scores.shape[1] != len(times):
+    scores, right = _numbers(similarity, "similarity"), _flags(shown)
+    if scores.ndim != 2 or scores.shape != right.shape or scores.shape[1] != len(times):
         raise InputError(
             f"similarity {scores.shape}, shown {right.shape}, {len(times)} times: give (N, U), (N, U) and (U,)"
         )
+    window = checked_count(window, "window")
     hits, base = [], []
-    for u, t in enumerate(times):
+    for u, time in enumerate(times):
+        t = checked_count(time, f"times[{u}]", least=0, most=len(scores) - 1)
         around = slice(max(0, t - window), t + window + 1)
         s, r = scores[around, u], right[around, u]
         if r.any() and not r.all():

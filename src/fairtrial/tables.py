@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairtrial.errors import InputError
 
@@ -11,8 +11,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def read_table(path: str | Path) -> pd.DataFrame:
+def read_table(path: str | Path, *, text: bool = False) -> pd.DataFrame:
     """Read a CSV or Parquet file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    text
+        Leave the fields of a CSV as they are written: "1" is no number, and only an empty field is missing.
 
     Raises
     ------
@@ -28,7 +35,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
     if file.suffix not in (".csv", ".parquet"):
         raise InputError(f"{file}: give a .csv or .parquet file")
     try:
-        frame = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
+        plain: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""]} if text else {}
+        frame = pd.read_csv(file, **plain) if file.suffix == ".csv" else pd.read_parquet(file)
     except (ValueError, OSError) as error:  # pandas' and pyarrow's own errors are of these
         raise InputError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
     if file.suffix == ".csv" and not isinstance(frame.index, pd.RangeIndex):

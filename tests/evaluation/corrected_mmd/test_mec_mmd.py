@@ -514,7 +514,7 @@ def test_constant_samples_are_alike_or_not_beyond_doubt(kernel):
 @pytest.mark.parametrize("permutations", [-1, 2.5, "9", True])
 def test_permutations_are_counted(permutations):
     x, z, y = measured(n=30)
-    with pytest.raises(InputError, match="permutations=.*a whole number of at least 0"):
+    with pytest.raises(InputError, match=r"permutations=.*a whole number of at least 0"):
         mec_mmd_test(z, x[:5], range(5), y, permutations=permutations)
 
 
@@ -540,7 +540,7 @@ def test_a_plain_mmd_needs_two_rows_of_each_and_a_known_form():
 @pytest.mark.parametrize("level", [0, 1, 2, math.nan, "0.95"])
 def test_an_interval_has_a_level_between_0_and_1(level):
     x, z, y = measured(n=30)
-    with pytest.raises(InputError, match="level=.*above 0 and below 1"):
+    with pytest.raises(InputError, match=r"level=.*above 0 and below 1"):
         mec_mmd2(z, x[:5], range(5), y).interval(level)
 
 

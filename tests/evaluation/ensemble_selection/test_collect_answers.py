@@ -110,3 +110,13 @@ def test_another_number_of_answers_is_refused():
 def test_labels_are_found_as_words_whatever_their_case():
     parse = label_parser(["A", "B", "not B"])
     assert [parse(text) for text in ("The answer is b.", "It is NOT B", "Bad", "(A)")] == ["B", "not B", None, "A"]
+
+
+def test_what_cannot_be_is_refused_before_a_model_is_asked(tmp_path):
+    (tmp_path / "file").touch()
+    for options, message in (({"batch_size": 0}, "batch_size=0"), ({"cache": tmp_path / "file"}, "give a folder")):
+        with pytest.raises(InputError, match=message):
+            collect({"m": None}, ["a"], **options)
+    for labels in ([], [""], ["a", ""]):
+        with pytest.raises(InputError, match="labels="):
+            label_parser(labels)

@@ -61,11 +61,17 @@ def test_costs_bound_what_is_chosen(folder):
         (("--label", "truth"), "no column 'truth'"),
         (("--budget", 0.1), "below the cheapest cost"),
         (("--estimator", "knn"), "no estimator 'knn'"),
-        (("--costs", "none.csv"), "no table of costs"),
+        (("--costs", "none.csv"), "no such file"),
+        (("--costs", "{}/twice.csv"), "'b' has two costs"),
+        (("--costs", "{}/words.csv"), "no table of costs"),
+        (("--factors", 3), "--factors=3: give a whole number from 1 to 2"),
+        (("--out", "{}/answers.csv"), "it is read here"),
     ],
 )
 def test_bad_input_is_one_line(folder, options, message):
-    result = apply(folder / "answers.csv", *options)
+    (folder / "twice.csv").write_text("model,cost\nb,1\nb,2\n")
+    (folder / "words.csv").write_text("model,cost\nb,much\n")
+    result = apply(folder / "answers.csv", *(str(option).format(folder) for option in options))
     assert result.exit_code != 0
     assert message in str(result.exception)
 
@@ -76,3 +82,8 @@ def test_a_single_model_has_no_copula(folder):
     report = json.loads(apply(folder / "one.csv", "--json").stdout)
     assert report["copula"] is None
     assert "Fano" in apply(folder / "one.csv").stdout
+
+
+def test_rows_of_more_fields_than_the_header_are_refused(folder):
+    (folder / "shifted.csv").write_text("a,label\nx,y,y\ny,x,x\n")
+    assert "more fields than the header" in str(apply(folder / "shifted.csv").exception)

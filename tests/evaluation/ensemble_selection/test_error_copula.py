@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtri
 from scipy.stats import multivariate_normal
+from sklearn.exceptions import NotFittedError
 
 from fairtrial.errors import InputError
 from fairtrial.evaluation.ensemble_selection import (
@@ -267,6 +268,21 @@ def test_what_is_no_error_or_no_correlation_is_refused(error, correlation):
         equicorrelated_floor(error, correlation)
 
 
-def test_half_a_model_is_refused():
+@pytest.mark.parametrize("models", [2.5, 0, math.nan])
+def test_half_a_model_is_refused(models):
     with pytest.raises(InputError, match="whole number"):
-        equicorrelated_majority(0.2, 0.5, 2.5)
+        equicorrelated_majority(0.2, 0.5, models)
+
+
+def test_errors_answers_and_labels_are_of_the_same_items():
+    errors = np.zeros((12, 2))
+    with pytest.raises(InputError, match="12 items and 11 labels"):
+        ErrorCopula().fit(errors, answers=errors, y=[0, 1] * 5 + [0])
+    with pytest.raises(InputError, match=r"errors \(12, 2\) and answers \(12, 3\)"):
+        ErrorCopula().fit(errors, answers=np.zeros((12, 3)), y=[0, 1] * 6)
+
+
+@pytest.mark.parametrize("method", ["floor", "floor_interval", "majority_error", "goodness_of_fit"])
+def test_a_copula_is_fitted_first(method):
+    with pytest.raises(NotFittedError, match="call fit first"):
+        getattr(ErrorCopula(), method)()

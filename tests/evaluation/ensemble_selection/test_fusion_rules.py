@@ -75,3 +75,8 @@ def test_another_number_of_models_is_refused():
     X, y = table()
     with pytest.raises(InputError, match="answers of 2 models: the rule was fitted on 3"):
         MajorityVote().fit(X, y).predict(X[:, :2])
+
+
+def test_answers_and_labels_are_of_the_same_items():
+    with pytest.raises(InputError, match="4 items and 3 labels"):
+        MajorityVote().fit([["a"], ["b"], ["a"], ["b"]], ["a", "b", "a"])

@@ -218,6 +218,11 @@ def with_one(frame, row, column, value):
         (lambda f: f, {"costs": {"good": 1}}, "no cost for the model 'clone'"),
         (lambda f: f, {"costs": [1, 2]}, "2 costs and 4 models"),
         (lambda f: f, {"costs": [1, 2, 0, 1]}, "a cost is 0"),
+        (lambda f: f, {"costs": ["much"] * 4}, "give positive numbers"),
+        (lambda f: f, {"budget": math.nan}, "budget=nan"),
+        (lambda f: f, {"budget": "5"}, "budget='5'"),
+        (lambda f: f, {"min_gain": math.nan}, "min_gain=nan"),
+        (lambda f: f, {"min_gain": "0"}, "min_gain='0'"),
         (lambda f: f, {"seed_size": 3}, "seed_size=3"),
         (lambda f: f.set_axis(["a", "a", "b", "c"], axis=1), {}, "two models are called 'a'"),
         (lambda f: f.iloc[:, :0], {}, "has no column"),
@@ -249,3 +254,9 @@ def test_counts_stop_where_they_would_be_biased():
     selector = MutualInformationSelector(8, estimator="counts", min_gain=-math.inf).fit(noisy(rng, y, [0.2] * 8), y)
     assert len(selector.selected_) == 4  # 2^4 tuples have five items each
     assert "too few items for estimator='counts' to judge more than 4 models" in selector.stopped_
+
+
+@pytest.mark.parametrize(("bits", "classes"), [(0.5, 1), (0.5, 2.5), (math.nan, 2), ("1", 2)])
+def test_fanos_bound_is_of_bits_and_classes(bits, classes):
+    with pytest.raises(InputError, match="give a"):
+        fano_floor(bits, classes)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fairtrial.errors import InputError
 from fairtrial.evaluation.ensemble_selection.softmax import Floats, Ints
+from fairtrial.tables import read_table
 
 MOST_MISSING = 0.5  # share of the items that a model may leave unanswered
 
@@ -57,26 +58,19 @@ def read_answers(path: str | Path, label: str) -> tuple[pd.DataFrame, pd.Series]
     Raises
     ------
     InputError
-        No such file, another kind of file, or no such column.
+        No such file, another kind of file, rows of more fields than the header, or no such column.
     """
     file = Path(path).expanduser()
-    if not file.is_file():
-        raise InputError(f"{file}: no such file: give a .csv, .parquet or .jsonl table of answers")
-    try:
-        if file.suffix == ".parquet":
-            frame = pd.read_parquet(file)
-        elif file.suffix == ".jsonl":
-            frame = pd.read_json(file, lines=True, dtype=False).map(
-                lambda value: value if pd.isna(value) else str(value)
-            )
-        elif file.suffix == ".csv":
-            frame = pd.read_csv(file, dtype=str, keep_default_na=False, na_values=[""])
-        else:
-            raise InputError(f"{file}: not a .csv, .parquet or .jsonl file: write the answers as one of these")
-    except (ValueError, OSError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from None
+    if file.suffix not in (".csv", ".parquet", ".jsonl") or not file.is_file():
+        raise InputError(f"{file}: give a .csv, .parquet or .jsonl table of answers that is there")
+    if file.suffix == ".jsonl":
+        try:
+            frame = pd.read_json(file, lines=True, dtype=False)
+        except (ValueError, OSError) as error:
+            raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from None
+        frame = frame.map(lambda value: value if pd.isna(value) else str(value))
+    else:
+        frame = read_table(file, text=True)
     if label not in frame.columns:
         raise InputError(f"{file} has no column {label!r}: name the labels; its columns are {', '.join(frame.columns)}")
     if "item" in frame.columns:
@@ -128,6 +122,12 @@ def classes_of(y: Any) -> tuple[np.ndarray, Ints]:
         known = f"every label is {classes[0]!r}" if len(classes) else "there is no label"
         raise InputError(f"{known}: nothing is to be told apart, give items of two classes or more")
     return classes, codes.astype(np.int64)
+
+
+def check_rows(items: int, labels: Ints) -> None:
+    """Refuse answers and labels of different length."""
+    if items != len(labels):
+        raise InputError(f"there are answers to {items} items and {len(labels)} labels: give one label an item")
 
 
 def encode(

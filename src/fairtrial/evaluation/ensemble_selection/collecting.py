@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count
 
 Model = Callable[[list[str]], Sequence[Any]]
 Parse = Callable[[str], str | None]
@@ -66,6 +67,9 @@ def collect(
     0   YES   None
     1    NO   None
     """
+    batch_size = checked_count(batch_size, "batch_size")
+    if cache is not None and Path(cache).expanduser().is_file():
+        raise InputError(f"cache={cache}: it is a file: give a folder")
     series = items if isinstance(items, pd.Series) else pd.Series(list(items), dtype=object)
     prompts = [str(prompt) for prompt in series]
     columns = {
@@ -83,6 +87,8 @@ def label_parser(labels: Iterable[str]) -> Parse:
     ('negative', None)
     """
     known = {label.lower(): label for label in labels}
+    if not known or "" in known:
+        raise InputError(f"labels={[*known]}: give one label or more, none of them empty")
     longest_first = sorted(known, key=len, reverse=True)
     pattern = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)", re.IGNORECASE)
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count
 from fairtrial.outputs import check_file
+from fairtrial.tables import read_table
 
 if TYPE_CHECKING:
     from fairtrial.evaluation.ensemble_selection.selector import MutualInformationSelector
@@ -40,6 +42,7 @@ def ensemble_selection(
     from fairtrial.evaluation.ensemble_selection.selector import MutualInformationSelector
 
     check_file(out, inputs=[answers, costs])
+    checked_count(factors, "--factors", most=2)
     frame, labels = read_answers(answers, label)
     selector = MutualInformationSelector(
         budget,
@@ -125,11 +128,12 @@ def _sentences(report: dict[str, Any], models: int) -> list[str]:
 
 def _costs(path: Path) -> dict[str, float]:
     """Read model and cost from the first two columns of a CSV file."""
-    import pandas as pd
-
     try:
-        table = pd.read_csv(path, dtype=str)
-        return {str(name): float(cost) for name, cost in zip(table.iloc[:, 0], table.iloc[:, 1], strict=True)}
-    except (OSError, ValueError, IndexError) as error:
+        table = read_table(path, text=True)
+        names, costs = table.iloc[:, 0], table.iloc[:, 1].astype(float)
+    except (ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: no table of costs ({reason}): write lines of model,cost under a header") from None
+    if names.duplicated().any():
+        raise InputError(f"{path}: {names[names.duplicated()].iloc[0]!r} has two costs: give each model one")
+    return dict(zip(names, costs, strict=True))

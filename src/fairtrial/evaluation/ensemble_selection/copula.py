@@ -17,12 +17,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.special import betainc, betaincinv, chdtrc, ndtr, ndtri
+from sklearn.exceptions import NotFittedError
 
 from fairtrial import stats
 from fairtrial.errors import InputError
-from fairtrial.evaluation.ensemble_selection.answers import as_frame, classes_of
+from fairtrial.evaluation.ensemble_selection.answers import as_frame, check_rows, classes_of
 from fairtrial.evaluation.ensemble_selection.confusion import TINY, Confusion
 from fairtrial.evaluation.ensemble_selection.softmax import Floats, Ints, softmax
+from fairtrial.options import checked_count
 from fairtrial.seeds import generator
 
 NODES = 64  # Gauss-Hermite, a factor
@@ -139,7 +141,7 @@ def _majority_errs(p: Floats, models: float) -> Floats:
 
 def _half(models: float) -> float:
     """Return (m + 1) / 2, m odd: of an even number one model decides nothing, a coin being fair."""
-    if models < 1 or models != int(models):
+    if not math.isfinite(models) or models < 1 or models != int(models):
         raise InputError(f"models={models}: give a whole number from 1, or math.inf")
     return (models - (models % 2 == 0) + 1) / 2
 
@@ -219,8 +221,7 @@ class ErrorCopula:
             raise InputError(
                 f"errors of {table.shape[1]} models to {len(table)} items: give 2 models, 10 items or more"
             )
-        if factors not in (1, 2):
-            raise InputError(f"factors={factors}: give 1 or 2")
+        factors = checked_count(factors, "factors", most=2)
         if (answers is None) != (y is None):
             raise InputError("answers and y belong together: give both, or errors alone")
         self.factors = factors
@@ -231,6 +232,10 @@ class ErrorCopula:
         stratum = np.zeros(len(table), dtype=np.int64)
         if y is not None:
             self.classes_, stratum = classes_of(y)
+            check_rows(len(table), stratum)
+            answers = as_frame(answers)
+            if answers.shape != table.shape:
+                raise InputError(f"errors {table.shape} and answers {answers.shape}: give tables of one shape")
             self._confusion = Confusion.fit(answers, self.classes_, stratum)
         self._stratum = stratum
         self._fit(table, stratum)
@@ -248,8 +253,13 @@ class ErrorCopula:
         self.correlation_, self.bounded_ = _tetrachoric(errors, inside)
         self.loadings_ = _minres(self.correlation_, self.factors)
 
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "loadings_"):
+            raise NotFittedError("this ErrorCopula is not fitted yet: call fit first")
+
     def _given(self) -> tuple[Floats, Floats]:
         """Return quadrature weights (Q,) and P(model errs | class, node), (K, Q, M)."""
+        self._check_fitted()
         nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
         weights = weights / weights.sum()
         points = nodes[:, None]
@@ -285,6 +295,7 @@ class ErrorCopula:
 
     def floor_interval(self, level: float = 0.95) -> stats.Interval:
         """Return the interval of :meth:`floor` over items, by leaving out each of ten groups of them (jackknife)."""
+        self._check_fitted()
         n = len(self._errors)
         group = generator(0, "groups").permutation(n) % min(GROUPS, n // 2)
         whole, count = self.floor(), int(group.max()) + 1
@@ -344,7 +355,8 @@ class ErrorCopula:
 
     def sample(self, n: int, *, seed: int = 0) -> np.ndarray:
         """Return errors of these models on ``n`` new items, (n, M) bool."""
-        rng = generator(seed, "copula")
+        self._check_fitted()
+        n, rng = checked_count(n, "n"), generator(seed, "copula")
         stratum = rng.choice(len(self.prior_), size=n, p=self.prior_)
         common = rng.standard_normal((n, self.factors)) @ self.loadings_.T
         own = np.sqrt(1 - (self.loadings_**2).sum(1)) * rng.standard_normal(common.shape)

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from fairtrial.errors import InputError
-from fairtrial.evaluation.ensemble_selection.answers import Answers, as_frame, classes_of, encode
+from fairtrial.evaluation.ensemble_selection.answers import Answers, as_frame, check_rows, classes_of, encode
 from fairtrial.evaluation.ensemble_selection.information import ITEMS_A_PAIR, columns_of
 from fairtrial.evaluation.ensemble_selection.softmax import Floats, Ints, fit, softmax
 
@@ -39,6 +39,7 @@ class Fusion(ClassifierMixin, BaseEstimator):
         """Fit the rule on answers (n, k) and labels (n,)."""
         frame = pd.DataFrame(index=range(len(y))) if _is_empty(X) else as_frame(X)
         self.classes_, labels = classes_of(y)
+        check_rows(len(frame), labels)
         self.n_features_in_ = frame.shape[1]
         self.prior_ = np.bincount(labels) / len(labels)
         self._fit(self._encode(frame), labels)

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, TypeAlias, overload
 import numpy as np
 
 from fairtrial.errors import InputError, UnknownNameError
-from fairtrial.evaluation.ensemble_selection.answers import Answers, as_frame, classes_of, encode
+from fairtrial.evaluation.ensemble_selection.answers import Answers, as_frame, check_rows, classes_of, encode
 from fairtrial.evaluation.ensemble_selection.softmax import Floats, Ints, extend, fit, softmax
 from fairtrial.seeds import generator
 
@@ -110,8 +110,7 @@ def mutual_information(
 
 def check_sizes(items: int, labels: Ints, classes: int) -> None:
     """Refuse answers and labels of different length, and fewer than ten items a class."""
-    if items != len(labels):
-        raise InputError(f"there are answers to {items} items and {len(labels)} labels: give one label an item")
+    check_rows(items, labels)
     if items < 10 * classes:
         bias = (classes - 1) ** 2 / (2 * items * math.log(2))
         raise InputError(

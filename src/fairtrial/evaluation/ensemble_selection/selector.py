@@ -32,6 +32,7 @@ from fairtrial.evaluation.ensemble_selection.information import (
     start,
 )
 from fairtrial.evaluation.ensemble_selection.softmax import Floats
+from fairtrial.options import checked_count, checked_number
 
 FUSIONS: Mapping[str, type[Fusion]] = {
     "softmax": SoftmaxFusion,
@@ -139,6 +140,8 @@ class MutualInformationSelector(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             raise UnknownNameError("fusion", self.fusion, FUSIONS)
         if self.seed_size not in (1, 2):
             raise InputError(f"seed_size={self.seed_size!r}: give 1, or 2 to begin with the best pair")
+        if self.min_gain != -math.inf:
+            checked_number(self.min_gain, "min_gain")
         costs = self._costs(frame)
         answers = encode(frame, self.classes_, abstain=self.abstain)
         seed = self.random_state or 0
@@ -227,14 +230,14 @@ class MutualInformationSelector(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             lacking = [name for name in frame.columns if name not in self.costs]
             if lacking:
                 raise InputError(f"costs has no cost for the model {lacking[0]!r}: give one for every model")
-            costs = np.array([self.costs[name] for name in frame.columns], dtype=float)
+            costs = _numbers([self.costs[name] for name in frame.columns])
         else:
-            costs = np.asarray(self.costs, dtype=float)
+            costs = _numbers(self.costs)
             if costs.shape != (frame.shape[1],):
                 raise InputError(f"there are {costs.size} costs and {frame.shape[1]} models: give one a model")
         if not (np.isfinite(costs).all() and (costs > 0).all()):
             raise InputError(f"a cost is {costs.min():g}: costs are positive numbers, in the unit of the budget")
-        if self.budget < costs.min():
+        if checked_number(self.budget, "budget", above=0) < costs.min():
             raise InputError(
                 f"budget={self.budget:g} is below the cheapest cost, {costs.min():g}: nothing can be asked"
             )
@@ -323,6 +326,8 @@ def fano_floor(bits_left: float, classes: int) -> float:
     >>> round(fano_floor(0.5, 2), 4), fano_floor(1.0, 2), fano_floor(0.0, 4)
     (0.11, 0.5, 0.0)
     """
+    classes = checked_count(classes, "classes", least=2)
+    bits_left = checked_number(bits_left, "bits_left")
     most = 1 - 1 / classes
 
     def bits(error: float) -> float:
@@ -338,6 +343,13 @@ def fano_floor(bits_left: float, classes: int) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if bits(middle) >= bits_left else (middle, high)
     return high
+
+
+def _numbers(costs: Any) -> Floats:
+    try:
+        return np.asarray(costs, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError(f"costs={costs!r}: give positive numbers, one a model") from None
 
 
 def _plain(name: Any) -> Any:

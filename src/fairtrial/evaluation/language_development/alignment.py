@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairtrial.errors import InputError
-from fairtrial.evaluation.language_development.vision import _area
+from fairtrial.evaluation.language_development.vision import _area, _finite, _flags
+from fairtrial.options import checked_count, checked_number
 from fairtrial.seeds import generator
 
 
@@ -45,9 +46,9 @@ def label_alignment(visible: ArrayLike, words: Sequence[str], *, shuffles: int =
     >>> label_alignment(view, [["dog", "cat", "cow"][i % 3] for i in range(90)]).value
     1.0
     """
-    view = np.asarray(visible, dtype=float)
-    if len(view) != len(words):
-        raise InputError(f"{len(view)} views and {len(words)} words: give one view an utterance")
+    view, shuffles = _flags(visible, "visible").astype(float), checked_count(shuffles, "shuffles")
+    if view.ndim != 2 or len(view) != len(words):
+        raise InputError(f"views of shape {view.shape} and {len(words)} words: give one view (L,) an utterance")
     kinds, word = np.unique(np.asarray(words), return_inverse=True)
     if len(kinds) < 2:
         raise InputError("all utterances have the same word: its entropy is 0 and alignment is not defined")
@@ -99,9 +100,10 @@ def retrieval_alignment(
     >>> retrieval_alignment(x, x @ rng.normal(size=(4, 3))).value > 0.9
     True
     """
-    x, y = np.asarray(frames, dtype=float), np.asarray(texts, dtype=float)
-    if folds < 2:
-        raise InputError(f"folds={folds}: give two blocks at least")
+    x, y = _finite(frames, "frames"), _finite(texts, "texts")
+    folds, ridge = checked_count(folds, "folds", least=2), checked_number(ridge, "ridge", above=0)
+    if x.ndim != 2 or y.ndim != 2:
+        raise InputError(f"frames {x.shape}, texts {y.shape}: give (U, d) and (U, e)")
     if len(x) != len(y) or len(x) < 2 * folds:
         raise InputError(f"{len(x)} frames and {len(y)} texts: give as many of both, at least {2 * folds}")
     order = generator(seed, "shuffled").permutation(len(x))

@@ -25,7 +25,7 @@ from fairtrial.evaluation.language_development.lexicon import Vocabulary, vocabu
 from fairtrial.evaluation.language_development.pictures import Pictures
 from fairtrial.evaluation.language_development.power import detectable_accuracy, items_needed
 from fairtrial.evaluation.language_development.templates import PHENOMENA
-from fairtrial.options import checked_count
+from fairtrial.options import checked_count, checked_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,6 +188,7 @@ def build_devbench(
 
     words = corpus if isinstance(corpus, Vocabulary) else vocabulary(corpus)
     per_cell = checked_count(per_cell, "per_cell", least=2)
+    chance_margin = checked_number(chance_margin, "chance_margin", above=0, most=1)
     wanted = _wanted(tasks, pictures)
     notes: list[str] = []
     rows: list[dict[str, Any]] = []

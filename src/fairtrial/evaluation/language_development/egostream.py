@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.errors import InputError, MissingExtraError, UnknownNameError
-from fairtrial.options import checked_count
+from fairtrial.options import checked_count, checked_number
 from fairtrial.seeds import derive, generator
 
 try:
@@ -68,12 +68,14 @@ class Narrator:
         most_in_view: int | None = None,
         seed: int = 0,
     ) -> None:
-        if not (0 <= alpha <= 1 and 0 < rate <= 1 and mean_lag >= 1):
-            raise InputError(f"alpha={alpha}, rate={rate}, mean_lag={mean_lag}: give 0-1, above 0 to 1, and at least 1")
         if mode not in MODES:
             raise UnknownNameError("mode", mode, MODES)
-        self.alpha, self.mode, self.rate = alpha, mode, rate
-        self.mean_lag, self.most_in_view = mean_lag, most_in_view
+        self.alpha, self.mode = checked_number(alpha, "alpha", least=0, most=1), mode
+        self.rate, self.mean_lag = (
+            checked_number(rate, "rate", above=0, most=1),
+            checked_number(mean_lag, "mean_lag", least=1),
+        )
+        self.most_in_view = None if most_in_view is None else checked_count(most_in_view, "most_in_view")
         self.rng = generator(seed, "narrator")
         self.past: list[list[str]] = []  # what was in view at each time
         self.before = 0  # the time this episode began
@@ -210,8 +212,7 @@ class EgoStream(gymnasium.Wrapper):
 
     def record(self, frames: int) -> Recording:
         """Return the stream's first ``frames`` frames; each call goes on with new rooms of the same narrator."""
-        if frames < 1:
-            raise InputError(f"frames={frames}: give one at least")
+        frames = checked_count(frames, "frames")
         shown, visible, times, said = [], np.zeros((frames, len(THINGS)), dtype=bool), [], []
         for t, (frame, view, speech) in zip(range(frames), self._walk(), strict=False):
             shown.append(frame)

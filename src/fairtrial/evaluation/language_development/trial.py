@@ -174,12 +174,10 @@ def scorer_of(stages: Any, label: str, seed: int, training: Corpus, params: Deve
     if label == "5-gram":
         return KneserNey(training, order=5)
     if label == "model":
-        from fairtrial.causal_lm.loading import load
-        from fairtrial.data.samples import cache_folder, sample_path
+        from fairtrial.causal_lm.named import load_named
 
-        path = Path(params.model) if Path(params.model).exists() else sample_path(params.model)
         stages.note("the corpus that 'model' was trained on is not known to be this one: the mismatched case")
-        return CausalScorer(*load(path, cache=cache_folder() / "models"))
+        return CausalScorer(*load_named(params.model))
     epochs = params.lm_epochs if label == "small-lm" else 0.0
     return CausalScorer(*train_small_lm(training.utterances, width=params.lm_width, epochs=epochs, seed=seed))
 
@@ -602,7 +600,8 @@ _TEXTS = ("austen", "speech", "eve", "wikipedia-articles")
 
 def check(params: DevelopmentParams) -> None:
     """Refuse what cannot be read before any worker starts."""
-    from fairtrial.data.samples import find_sample, sample_path
+    from fairtrial.causal_lm.named import check_named
+    from fairtrial.data.samples import sample_path
 
     try:
         import lemminflect  # noqa: F401
@@ -628,14 +627,8 @@ def check(params: DevelopmentParams) -> None:
             eve_file()
         elif value != "speech":
             sample_path(value)
-    if params.model and not Path(params.model).exists():
-        if "/" in params.model or "." in Path(params.model).name:
-            raise InputError(f"model={params.model}: no such file or folder")
-        sample_path(find_sample(params.model).name)
-    elif params.model:
-        from fairtrial.causal_lm.loading import check_loadable
-
-        check_loadable(params.model)
+    if params.model:
+        check_named(params.model)
 
 
 trial = Trial(

@@ -32,6 +32,14 @@ def _numbers(values: ArrayLike, name: str) -> Floats:
     return found
 
 
+def _finite(values: ArrayLike, name: str) -> Floats:
+    """Return an array of finite numbers, as a linear map needs."""
+    found = _numbers(values, name)
+    if not np.isfinite(found).all():
+        raise InputError(f"{name}: give finite numbers")
+    return found
+
+
 def _flags(values: ArrayLike, name: str = "shown") -> NDArray[np.bool_]:
     """Return an array of booleans given as such or as 0 and 1."""
     found = np.asarray(values)
@@ -67,7 +75,7 @@ def linear_probe(features: ArrayLike, shown: ArrayLike, *, folds: int = 5, ridge
     >>> linear_probe(np.c_[shown[:, 0] + 0.1 * rng.normal(size=200), rng.normal(size=200)], shown).round(1)
     array([1. , 0.5])
     """
-    x, y = _numbers(features, "features"), _flags(shown).astype(float)
+    x, y = _finite(features, "features"), _flags(shown).astype(float)
     folds, ridge = checked_count(folds, "folds", least=2), checked_number(ridge, "ridge", above=0)
     if x.ndim < 2 or y.ndim != 2:
         raise InputError(f"features {x.shape}, shown {y.shape}: give (N, ...) and (N, L)")

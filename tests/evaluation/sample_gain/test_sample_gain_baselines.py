@@ -66,7 +66,7 @@ def test_nested_cross_validation_is_its_authors_algorithm(n, folds, repeats):
 
 def test_nested_cross_validation_refuses_what_makes_no_folds():
     for bad in ({"folds": 2}, {"repeats": 0}, {"folds": 8}):
-        with pytest.raises(InputError, match="folds >= 3"):
+        with pytest.raises(InputError, match="give a whole number"):
             nested_cross_validation(mean_model(np.zeros(15)), 15, **bad)
 
 
@@ -78,7 +78,7 @@ def test_the_f_test_is_alpaydins():
     assert result.p_value == pytest.approx(f_distribution.sf(statistic, 10, 5))
     assert five_by_two_f_test(np.zeros((5, 2))).p_value == 1
     assert five_by_two_f_test(np.ones((5, 2))).p_value == 0
-    with pytest.raises(InputError, match=r"\(5, 2\) finite differences"):
+    with pytest.raises(InputError, match=r"\(5, 2\) differences"):
         five_by_two_f_test(np.zeros(10))
 
 

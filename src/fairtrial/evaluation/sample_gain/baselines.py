@@ -13,11 +13,32 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import fdtrc
 
 from fairtrial.errors import InputError, MissingExtraError
+from fairtrial.options import checked_count, checked_number
 from fairtrial.seeds import generator
 from fairtrial.stats import Interval
-from fairtrial.stats.intervals import StudentT
+from fairtrial.stats.intervals import StudentT, Unknown
 
 Array = NDArray[Any]
+
+
+def finite(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Return finite real numbers as an array of any shape.
+
+    Raises
+    ------
+    InputError
+        Other values, such as the nan of a split that failed.
+    """
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind == "c":
+            raise TypeError("complex")
+        found = found.astype(float)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: give real numbers") from None
+    if not np.isfinite(found).all():
+        raise InputError(f"{name}: number {int(np.flatnonzero(~np.isfinite(found))[0])} is not finite")
+    return found
 
 
 def nested_cross_validation(
@@ -38,7 +59,7 @@ def nested_cross_validation(
 
     The interval is centred at the plain cross-validation estimate, whose estimand is that of
     :func:`fairtrial.stats.interval`: training on n (folds - 1) / folds samples. The authors' bias correction, which
-    extrapolates to n, is left out.
+    extrapolates to n, is left out. Scores that are all the same have an interval of the whole line.
 
     Parameters
     ----------
@@ -55,8 +76,8 @@ def nested_cross_validation(
     >>> one.low < -1.0 < one.high
     True
     """
-    if folds < 3 or repeats < 1 or n < 2 * folds:
-        raise InputError("nested cross-validation needs folds >= 3, repeats >= 1 and two samples a fold")
+    folds, repeats = checked_count(folds, "folds", least=3), checked_count(repeats, "repeats")
+    n = checked_count(n, "n", least=2 * folds)
     rng, m = generator(seed, "nested_cross_validation"), n // folds
     held = [(a, b) for a in range(folds) for b in range(a, folds)]  # a == b: one fold held out
     splits: list[tuple[Array, Array]] = []
@@ -68,7 +89,7 @@ def nested_cross_validation(
     scores = iter(score(splits))
     squares, inner_all, outer_all = [], [], []
     for _ in range(repeats):
-        by_pair = {pair: np.asarray(next(scores), dtype=float) for pair in held}
+        by_pair = {pair: finite(next(scores), f"scores of folds {pair}") for pair in held}
         inner = np.zeros((folds, folds, m))  # [a, b]: scores of fold a by a model that saw neither a nor b
         for a, b in held:
             if a != b:
@@ -78,9 +99,12 @@ def nested_cross_validation(
         squares.append((estimate - outer.mean(axis=1)) ** 2 - outer.var(axis=1, ddof=1) / m)
         inner_all.append(inner[~np.eye(folds, dtype=bool)])
         outer_all.append(outer)
-    naive = float(np.var(inner_all, ddof=1)) / n
-    variance = float(np.clip(np.mean(squares) * (folds - 1) / folds, naive, folds * naive))
     mean, count = float(np.mean(outer_all)), repeats * folds
+    naive = float(np.var(inner_all, ddof=1)) / n
+    if naive == 0:
+        notes = ("all scores are the same: nothing is known about the error",)
+        return Interval(mean, np.nan, np.nan, count, Unknown(), level, notes=notes)
+    variance = float(np.clip(np.mean(squares) * (folds - 1) / folds, naive, folds * naive))
     return Interval(mean, variance, np.inf, count, StudentT(mean, variance, np.inf), level)
 
 
@@ -97,9 +121,9 @@ def stratified_bootstrap(
     >>> low < 0 < high
     True
     """
-    x = np.asarray(scores, dtype=float)
-    if x.ndim != 2 or x.size == 0 or not np.isfinite(x).all():
-        raise InputError("the stratified bootstrap needs a (runs, tasks) matrix of finite scores")
+    x = finite(scores, "scores")
+    if x.ndim != 2 or x.size == 0:
+        raise InputError("the stratified bootstrap needs a (runs, tasks) matrix of scores")
     rows = generator(seed, "stratified_bootstrap").integers(0, len(x), size=(draws, *x.shape))
     means = np.take_along_axis(x[None], rows, axis=1).mean(axis=(1, 2))  # (draws,)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
@@ -128,9 +152,9 @@ def five_by_two_f_test(differences: ArrayLike) -> FTest:
     >>> round(five_by_two_f_test([[0.1, 0.12], [0.11, 0.08], [0.1, 0.1], [0.09, 0.11], [0.12, 0.1]]).p_value, 4)
     0.0002
     """
-    d = np.asarray(differences, dtype=float)
-    if d.shape != (5, 2) or not np.isfinite(d).all():
-        raise InputError(f"the 5x2cv F test needs (5, 2) finite differences, not {d.shape}")
+    d = finite(differences, "differences")
+    if d.shape != (5, 2):
+        raise InputError(f"the 5x2cv F test needs (5, 2) differences, not {d.shape}")
     spread = 2 * float(d.var(axis=1, ddof=1).sum())
     square = float((d**2).sum())
     statistic = square / spread if spread > 0 else (np.inf if square > 0 else 0.0)
@@ -150,7 +174,11 @@ def two_on_single(method: ArrayLike, baseline: ArrayLike, *, runs: int = 1, rope
         from baycomp import two_on_single as posterior
     except ImportError:
         raise MissingExtraError("evaluation", "baycomp") from None
-    return tuple(map(float, posterior(np.asarray(baseline), np.asarray(method), rope, runs)))
+    one, two = finite(baseline, "baseline"), finite(method, "method")
+    if one.shape != two.shape or one.ndim != 1:
+        raise InputError(f"scores of shapes {two.shape} and {one.shape}: give as many of both, (runs * folds,)")
+    rope, runs = checked_number(rope, "rope", least=0), checked_count(runs, "runs")
+    return tuple(map(float, posterior(one, two, rope, runs)))
 
 
 def almost_stochastic_order(method: ArrayLike, baseline: ArrayLike, *, level: float = 0.95, seed: int = 0) -> float:
@@ -165,4 +193,5 @@ def almost_stochastic_order(method: ArrayLike, baseline: ArrayLike, *, level: fl
     from joblib.externals.loky import set_loky_pickler
 
     set_loky_pickler()  # importing deepsig had changed joblib's for the whole process
-    return float(aso(np.asarray(method), np.asarray(baseline), confidence_level=level, seed=seed, show_progress=False))
+    one, two = finite(method, "method"), finite(baseline, "baseline")
+    return float(aso(one, two, confidence_level=level, seed=seed, show_progress=False))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.errors import InputError, UnknownNameError
+from fairtrial.options import checked_number
 from fairtrial.stats import Interval, SampleGain, SplitScores, Verdict, compare, holm, interval, sample_gain
 from fairtrial.stats.moments import VarianceMode
 
@@ -106,6 +107,10 @@ def compare_scores(
     HOLDS: +0.026 [+0.004764, +0.04724] (95%, 5 cells)
     """
     check_candidates(candidates, baseline)
+    for label, table in candidates.items():
+        if not isinstance(table, SplitScores):
+            raise InputError(f"{label}: give a SplitScores, such as SplitScores.from_folds(means, n_test=, n_train=)")
+    check_margins(margin, rope)
     others = [label for label in candidates if label != baseline]
 
     def verdict(label: str, at: float) -> Verdict:
@@ -136,8 +141,18 @@ def check_candidates(candidates: Mapping[str, Any], baseline: str) -> None:
     """Refuse fewer than two candidates, and a baseline that is none of them."""
     if not isinstance(candidates, Mapping) or len(candidates) < 2:
         raise InputError("a comparison needs a mapping of labels to two candidates or more, the baseline among them")
-    if baseline not in candidates:
-        raise UnknownNameError("candidate", baseline, map(str, candidates))
+    if all(isinstance(label, str) for label in (baseline, *candidates)):
+        if baseline not in candidates:
+            raise UnknownNameError("candidate", baseline, candidates)
+    elif baseline not in list(candidates):
+        raise InputError(f"baseline={baseline!r} is none of {', '.join(map(repr, candidates))}")
+
+
+def check_margins(margin: float, rope: float | None) -> None:
+    """Refuse a margin that is no number, and a negative region of equivalence."""
+    checked_number(margin, "margin")
+    if rope is not None:
+        checked_number(rope, "rope", least=0)
 
 
 def compare_estimators(
@@ -195,6 +210,7 @@ def compare_estimators(
     )
 
     check_candidates(estimators, baseline)
+    check_margins(margin, rope)
     check_scoring(scoring)
     check_stop(stop)
     X, y = indexable(X, y)

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 from scipy.special import bdtr
 
 from fairtrial.errors import InputError
+from fairtrial.evaluation.sample_gain.baselines import finite
 from fairtrial.seeds import generator
 from fairtrial.stats import Interval, SplitScores, interval, mean_interval
 
@@ -78,6 +79,6 @@ def sign_test(differences: ArrayLike) -> float:
     >>> sign_test([1, 1, 1, 0, 1, 1, 1]), sign_test([1, -1, 0])
     (0.03125, 1.0)
     """
-    d = np.asarray(differences, dtype=float)
+    d = finite(differences, "differences")
     wins, count = int((d > 0).sum()), int((d != 0).sum())
     return min(1.0, 2 * float(bdtr(min(wins, count - wins), count, 0.5))) if count else 1.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from joblib import Parallel, delayed, effective_n_jobs
 from numpy.typing import NDArray
 from sklearn import get_config
@@ -143,6 +144,10 @@ def planned(estimator: Any, X: Any, y: Any, cv: Any, groups: Any, params: Mappin
     """Return the splits of ``cv``; refuse a training set that holds a test sample, or one of its group."""
     if get_config()["enable_metadata_routing"] and params and "groups" in params:
         groups, params = params["groups"], {name: value for name, value in params.items() if name != "groups"}
+    if y is None:
+        raise InputError("y is None: give (n,) targets")
+    if groups is not None and (missing := pd.isna(pd.Series(groups, dtype=object))).any():
+        raise InputError(f"groups has none for sample {int(missing.argmax())}: give every sample one")
     n = len(y)
     splitter = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = [

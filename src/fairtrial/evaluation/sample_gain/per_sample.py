@@ -89,7 +89,7 @@ class PerSampleScorer:
         if not isinstance(self.scorer, MADE_BY_SKLEARN):
             self.rows.append(None)
             value = self.scorer(estimator, X, y, **params)
-            if not isinstance(value, Real):
+            if np.ndim(value) or not isinstance(value := np.asarray(value).item(), Real):
                 raise InputError(
                     f"scoring={self.name} returns {type(value).__name__}: give a scorer of one number; call again for "
                     "another metric"

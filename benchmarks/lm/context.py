@@ -45,10 +45,9 @@ def naive(model: Any, tokenizer: Any, prompts: list[str], choices: list[str]) ->
 def main() -> None:
     model, tokenizer = load_named("smollm2-135m")
     told = facts_of("capital-world")
-    names = sorted({answer for _, _, answer in told})
-    distinct = distinct_first(tokenizer, names)[:CHOICES]
+    distinct = distinct_first(tokenizer, told)[:CHOICES]
     alike = [*distinct[: CHOICES - 1], f"{distinct[0]} city"]  # two begin with one token
-    prompts = [question for question, _, _ in told[:3]]
+    prompts = [fact.question for fact in told[:3]]
     answer_vectors(model, tokenizer, prompts[:1], distinct)
     shown = Table("3 prompts, 24 choices", "one pass a choice (CPU s)", "here (CPU s)", "ratio", "largest difference")
     for name, choices in (("first tokens differ", distinct), ("two begin alike", alike)):

@@ -21,6 +21,7 @@ from fairtrial.lm.difficulty import AdaSwitch, DifficultyProbe, Effort
 from fairtrial.lm.difficulty.problems import arithmetic
 
 NEW = 16  # tokens of a direct answer
+PROMPTS = 6
 
 
 def seconds(run: Callable[[], Any], repeats: int = 1) -> float:
@@ -43,11 +44,12 @@ def main() -> None:
 
     model, tokenizer = load_named("smollm2-135m")
     problems = [problem.question for problem in arithmetic(48)]
+    asked = problems[16 : 16 + PROMPTS]
     probe = DifficultyProbe(model, tokenizer).fit(problems[:16], np.arange(16) % 2)
     switch = AdaSwitch(
         probe, [Effort("direct", max_new_tokens=NEW), Effort("think", max_new_tokens=64)], budget_tokens=NEW
     )
-    texts = prompt_texts(tokenizer, problems[16:32])
+    texts = prompt_texts(tokenizer, asked)
 
     def plain(samples: int = 1, tokens: int = NEW) -> None:
         for text in texts:
@@ -58,15 +60,15 @@ def main() -> None:
 
     plain()
     direct = seconds(plain, 3)
-    ours = seconds(lambda: [switch.generate(problem) for problem in problems[16:32]], 3)
+    ours = seconds(lambda: [switch.generate(problem) for problem in asked], 3)
     table.add_row(
-        "16 direct answers: generate | with the probe", f"{direct:.2f}", f"{ours:.2f}", f"{ours / direct:.3f}"
+        f"{PROMPTS} direct answers: generate | with the probe", f"{direct:.2f}", f"{ours:.2f}", f"{ours / direct:.3f}"
     )
 
     rollouts = seconds(lambda: plain(8, 32))
-    scored = seconds(lambda: probe.predict(problems[16:32]), 3)
+    scored = seconds(lambda: probe.predict(asked), 3)
     table.add_row(
-        "difficulty of 16 prompts: 8 rollouts of 32 | probe", f"{rollouts:.2f}", f"{scored:.2f}",
+        f"difficulty of {PROMPTS} prompts: 8 rollouts of 32 | probe", f"{rollouts:.2f}", f"{scored:.2f}",
         f"{rollouts / scored:.1f}",
     )  # fmt: skip
     Console(width=130).print(table)

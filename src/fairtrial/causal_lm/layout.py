@@ -248,6 +248,8 @@ def find_blocks(model: nn.Module, spec: ChainSpec | None = None) -> tuple[str, n
         The architecture is unknown and no ``spec`` is given, or ``spec.blocks`` is not a ModuleList of this model; the
         message prints the module tree and how to write a :class:`ChainSpec`.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is {type(model).__name__}: give a causal language model of transformers")
     if hasattr(model, "peft_config"):
         raise InputError("the model carries PEFT adapters: merge them first, model = model.merge_and_unload()")
     path = (spec or _known_spec(model)).blocks

@@ -17,6 +17,7 @@ from fairtrial.evaluation.language_development import (
     evaluate,
     fit_acquisition,
     items_needed,
+    label_alignment,
     linear_probe,
     retrieval,
     retrieval_alignment,
@@ -90,6 +91,16 @@ SHOWN = [[True, False], [False, True]]
         (lambda: temporal_grounding(np.ones((2, 2)), SHOWN, [0, 1], window=0.5), "window=0.5"),
         (lambda: evaluate(BENCH, lambda texts: ["good"] * len(texts)), "list of no numbers"),
         (lambda: EgoStream(episode=math.nan), "episode=nan"),
+        (lambda: EgoStream(mean_lag=math.inf), "mean_lag=inf"),
+        (lambda: EgoStream(alpha="1"), "alpha='1'"),
+        (lambda: EgoStream(most_in_view=0), "most_in_view=0"),
+        (lambda: EgoStream().record(1.5), "frames=1.5"),
+        (lambda: build_devbench(CORPUS, chance_margin=math.nan), "chance_margin=nan"),
+        (lambda: linear_probe([[math.inf, 1.0], [0.0, 1.0]], SHOWN, folds=2), "features: give finite numbers"),
+        (lambda: retrieval_alignment(NAN * 2, NAN * 2, folds=2), "frames is nan"),
+        (lambda: retrieval_alignment(np.ones(8), np.ones((8, 2))), r"give \(U, d\)"),
+        (lambda: label_alignment(NAN, ["dog", "cat"]), "visible: give an array of booleans"),
+        (lambda: label_alignment(SHOWN, ["dog", "cat"], shuffles=0), "shuffles=0"),
         (lambda: EgoStream(episode=1.5), "episode=1.5"),
         (lambda: build_devbench(CORPUS, pictures=PICTURES), "row 1 of the pictures has the word 3: give text"),
     ],
@@ -114,3 +125,11 @@ def test_environments_and_alphas_are_refused_before_any_work():
     for wrong, word in (({"env": "Nowhere-v0"}, "env="), ({"alphas": (1.0, 2.0)}, "alpha=2")):
         with pytest.raises(InputError, match=word):
             check(DevelopmentParams(**smoke, **wrong))
+
+
+def test_a_stream_of_bare_images_is_taken():
+    import gymnasium
+    from minigrid.wrappers import ImgObsWrapper
+
+    env = ImgObsWrapper(gymnasium.make("BabyAI-PickupLoc-v0"))
+    assert (EgoStream(env, seed=1).record(20).frames == EgoStream(seed=1).record(20).frames).all()

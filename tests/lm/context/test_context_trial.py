@@ -84,10 +84,16 @@ def test_queries_of_the_users_are_read_and_checked(tmp_path):
         ({"answer": "w1"}, "not among"),
         ({"choices": ["w8"]}, "at least two"),
         ({"contexts": ["w5", "", "w6"]}, "context 1 is empty"),
+        ({"choices": None}, "give an answer and choices"),
+        ({"answer": ""}, "give an answer and choices"),
     ):
         file.write_text(json.dumps({**row, **change}))
-        with pytest.raises(InputError, match=f"query 1: .*{word}"):
+        with pytest.raises(InputError, match=f" 1: .*{word}"):
             check(ContextParams(model="tiny", queries=str(file)))
-    for given, word in (({"model": "./none"}, "no such file"), ({"queries": "none.jsonl"}, "no such file")):
+    for given, word in (
+        ({"model": "./none"}, "no such file"),
+        ({"queries": "none.jsonl"}, "no such file"),
+        ({"n_queries": 4}, "less than blocks=5"),
+    ):
         with pytest.raises(InputError, match=word):
             check(ContextParams(**{"model": "tiny", "queries": "tiny", **given}))

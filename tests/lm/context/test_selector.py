@@ -34,6 +34,7 @@ def test_consensus_and_predicted_changes(seed):
     order = rng.permutation(6)
     np.testing.assert_allclose(consensus(y0, y[order]), t)
     np.testing.assert_allclose(predicted_changes(y0, y[order], t), predicted_changes(y0, y, t)[order])
+    np.testing.assert_allclose(consensus(np.array([0, 1, 1]) / 2, np.ones((3, 3)) / 3, beta=0), 1 / 3)
     truth = np.eye(4)[1]
     with_truth = np.concatenate([y, truth[None]])
     assert predicted_changes(y0, with_truth, truth).argmin() == 6
@@ -122,8 +123,27 @@ def test_fitting_finds_better_settings_and_a_window(tiny):
     assert selector.select("w4", CONTEXTS[:1], choices=CHOICES).scores.shape == (1,)
     with pytest.raises(InputError, match="at least 50"):
         selector.fit(queries[:9], contexts[:9], answers[:9], choices=CHOICES)
-    with pytest.raises(InputError, match="is not among"):
-        selector.fit(queries, contexts, ["w60"] * 50, choices=CHOICES)
+    given = {"queries": queries, "contexts": contexts, "answers": answers, "choices": CHOICES}
+    for change, word in (
+        ({"answers": ["w60"] * 50}, "query 0: .*is not among"),
+        ({"contexts": [contexts[0], ["w5", ""], *contexts[2:]]}, "query 1: context 1 is empty"),
+        ({"choices": [CHOICES] * 49}, "'choices': 49"),
+        ({"choices": []}, "one list of choices"),
+        ({"start": [None] * 50}, "query 0: start=None"),
+    ):
+        with pytest.raises(InputError, match=word):
+            selector.fit(**{**given, **change})
+
+
+def test_fitting_counts_repeated_contexts_as_selecting_does(tiny):
+    queries = [f"w{i}" for i in range(2, 52)]
+    contexts = [[f"w{i} w3", f"w{i + 1} w9", f"w{i} w7"] for i in range(2, 52)]
+    answers = [CHOICES[i % 4] for i in range(50)]
+    plain, repeated = (
+        ProperCorrectionSelector(*tiny).fit(queries, [[*z, *z[:1] * n] for z in contexts], answers, choices=CHOICES)
+        for n in (0, 4)
+    )
+    assert (plain.beta, plain.gamma) == (repeated.beta, repeated.gamma)
 
 
 def test_bad_inputs_are_refused(tiny):
@@ -133,11 +153,30 @@ def test_bad_inputs_are_refused(tiny):
         (lambda: meter.diagnose("w4", "w5", choices=CHOICES, answer="w9"), "at least one"),
         (lambda: meter.diagnose("w4", ["w5", ""], choices=CHOICES, answer="w9"), "context 1 is empty"),
         (lambda: meter.diagnose("w4", CONTEXTS, choices=CHOICES, answer="w60"), "not among the 4"),
-        (lambda: meter.diagnose("w4", CONTEXTS, answer="w9"), "needs choices="),
+        (lambda: meter.diagnose("w4", CONTEXTS, choices=CHOICES, answer=9), "answer=9"),
+        (lambda: meter.diagnose("w4", CONTEXTS, choices=CHOICES, answer="w9", sources="abcd"), "sources: give a list"),
+        (lambda: meter.diagnose("w4", CONTEXTS, choices=CHOICES, answer="w9", start=None), "start=None"),
+        (lambda: meter.diagnose("w4", CONTEXTS, answer="w9"), "needs it"),
+        (
+            lambda: CorrectionMeter(*tiny, space="hidden").diagnose("w4", CONTEXTS, choices=CHOICES, answer="w9"),
+            "neither",
+        ),
+        (lambda: CorrectionMeter(*tiny, tau=float("nan")), "tau=nan"),
+        (lambda: meter.report([]), "one table"),
         (lambda: meter.diagnose("w4", CONTEXTS, choices=CHOICES, answer="w9", sources=["a"]), "1 sources"),
         (lambda: CorrectionMeter(*tiny, space="words"), "no space"),
         (lambda: selector.select("w4", CONTEXTS[:2], choices=CHOICES), "needs at least 3"),
-        (lambda: ProperCorrectionSelector(*tiny, k=0), "k must be"),
+        (lambda: selector.select("w4", ["w5"] * 3, choices=CHOICES), "1 different contexts"),
+        (lambda: selector.select("w4", [*CONTEXTS, " ".join(["w5"] * 600)]), "prompt 5 has 601 tokens and an answer"),
+        (lambda: selector.rerank("w4", "w5 w6", choices=CHOICES), "needs at least 3"),
+        (lambda: ProperCorrectionSelector(*tiny, k=0), "k=0"),
+        (lambda: ProperCorrectionSelector(*tiny, k=1.5), "k=1.5"),
+        (lambda: ProperCorrectionSelector(*tiny, beta=float("nan")), "beta=nan"),
+        (lambda: ProperCorrectionSelector(*tiny, gamma=float("inf")), "gamma=inf"),
+        (lambda: consensus(np.ones(2), np.full((3, 2), np.nan)), "after: answer vectors"),
+        (lambda: consensus(np.ones(2), np.ones(2)), "give probabilities"),
+        (lambda: consensus(np.ones(2), np.array([[-0.5, 1.5]])), "give probabilities"),
+        (lambda: consensus(np.array([0.0, 1]), np.array([[1.0, 0]])), "give beta=0"),
         (lambda: ProperCorrectionSelector(*tiny, by="luck"), "no by"),
     ):
         with pytest.raises(FairtrialError, match=word):
@@ -156,6 +195,7 @@ def test_a_file_of_queries_is_selected_from(tiny, tmp_path):
     rows = [
         {"query": "w4 w5", "contexts": CONTEXTS, "choices": CHOICES, "answer": "w9"},
         {"query": "w6", "contexts": CONTEXTS[:3], "choices": CHOICES, "start": "w2 w3"},
+        {"query": "w4 w5", "contexts": CONTEXTS, "answer": "w9"},
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     app = Typer()
@@ -163,21 +203,50 @@ def test_a_file_of_queries_is_selected_from(tiny, tmp_path):
     args = [str(tmp_path / "m"), "--in", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")]
     told = CliRunner().invoke(app, [*args, "--json"])
     assert told.exit_code == 0, told.exception
-    assert json.loads(told.output)["queries"] == 2
     out = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    verdicts = [verdict for row in out for verdict in row.get("verdicts", ())]  # by its own answers without choices
+    assert len(verdicts) == 8
+    harmful = sum(verdict in ("OVER", "MISDIRECTED") for verdict in verdicts)
+    assert json.loads(told.output) == {
+        "out": str(tmp_path / "out.jsonl"), "queries": 3, "none": sum(not row["selected"] for row in out),
+        "diagnosed": 8, "harmful": harmful,
+    }  # fmt: skip
     expected = ProperCorrectionSelector(*tiny).select("w4 w5", CONTEXTS, choices=CHOICES)
     assert out[0]["selected"] == expected.indices
     np.testing.assert_allclose(out[0]["scores"], expected.scores, atol=1e-5)
-    assert len(out[0]["verdicts"]) == 4
     begun = ProperCorrectionSelector(*tiny).select("w6", CONTEXTS[:3], choices=CHOICES, start="w2 w3")
     np.testing.assert_allclose(out[1]["scores"], begun.scores, atol=1e-5)
     assert "verdicts" not in out[1]
     assert out[1]["query"] == "w6"
     again = CliRunner().invoke(app, args)
     assert "exists" in str(again.exception)
-    for text, word in (("", "no queries"), ("{", "line 1"), ('{"query": "w4"}', "line 1"), ("[1]", "line 1")):
-        (tmp_path / "in.jsonl").write_text(text)
-        failed = CliRunner().invoke(app, [*args[:-1], str(tmp_path / "other.jsonl")])
-        assert isinstance(failed.exception, InputError)
-        assert word in str(failed.exception)
-        assert not (tmp_path / "other.jsonl").exists()
+    (tmp_path / "in.jsonl").write_text("{")
+    failed = CliRunner().invoke(app, [*args[:-1], str(tmp_path / "other.jsonl")])
+    assert isinstance(failed.exception, InputError)
+    assert not (tmp_path / "other.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "no queries"),
+        ("{", "line 2"),
+        ("[1]", "line 2: not a JSON object"),
+        ('{"query": "w4"}', "line 2: give an object"),
+        ('{"query": "w4", "contexts": "w5 w6 w7"}', "a list 'contexts'"),
+        ('{"query": " ", "contexts": ["w5", "w6", "w7"]}', "query 0 is empty"),
+        ('{"query": "w4", "contexts": ["w5", "", "w7"]}', "line 2: context 1 is empty"),
+        ('{"query": "w4", "contexts": ["w5", "w5", "w7"]}', "at least 3 different contexts"),
+        ('{"query": "w4", "contexts": ["w5", "w6", "w7"], "start": null}', "start=None"),
+        ('{"query": "w4", "contexts": ["w5", "w6", "w7"], "answer": 0}', "the answer 0 is no text"),
+        ('{"query": "w4", "contexts": ["w5", "w6", "w7"], "choices": 5}', "at least two texts"),
+        ('{"query": "w4", "contexts": ["w5", "w6", "w7"], "choices": ["5", "7"], "answer": "-5"}', "not among"),
+        (b"\xff", "UTF-8"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_refused_before_any_model_is_loaded(tmp_path, text, word):
+    from fairtrial.lm.context.command import read_queries
+
+    (tmp_path / "in.jsonl").write_bytes(b"\n" + (text if isinstance(text, bytes) else text.encode()))
+    with pytest.raises(InputError, match=word):
+        read_queries(tmp_path / "in.jsonl")

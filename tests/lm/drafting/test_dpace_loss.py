@@ -196,6 +196,13 @@ def test_bad_inputs_are_refused():
         (lambda: DPACELoss()(logits, ids, hole), "block 1 has a hole"),
         (lambda: DPACELoss()(logits, ids, hole[:, :2]), "mask has shape"),
         (lambda: position_weights(torch.rand(3)), "confidence has shape"),
+        (lambda: position_weights(torch.rand(1, 3) - 1), "give probabilities"),
+        (lambda: expected_length(torch.rand(3)), "confidence has shape"),
+        (lambda: DPACELoss(float("nan")), "alpha=nan"),
+        (lambda: DPACELoss()(logits, ids + logits.shape[2]), "target_ids have"),
+        (lambda: DPACELoss()(logits, ids * 0 - 100), "target_ids have -100"),
+        (lambda: DPACELoss()(logits, ids.float()), "target_ids are torch.float32"),
+        (lambda: DPACELoss(acceptance="overlap")(logits, ids, target_probs=logits), "not logits"),
     ):
         with pytest.raises(FairtrialError, match=word):
             call()

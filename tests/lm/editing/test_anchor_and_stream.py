@@ -98,7 +98,7 @@ def test_what_it_is_compared_with():
     one, two = (RandomValue(NormAnchor(rho=2.0), seed=s)(v, context) for s in (0, 1))
     assert one.norm() == pytest.approx(2.0)
     assert not torch.equal(one, two)
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="max_ratio"):
         ClampIncrement(0)
 
 

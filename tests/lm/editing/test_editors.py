@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -9,8 +10,21 @@ import torch
 from fairtrial.causal_lm.likelihood import token_log_likelihoods
 from fairtrial.data.tiny import tiny_causal_lm
 from fairtrial.errors import FairtrialError, InputError
-from fairtrial.lm.editing import MEMIT, ROME, AlphaEdit, Edit, FineTune, Solver, key_covariance, save_covariance
+from fairtrial.lm.editing import (
+    MEMIT,
+    ROME,
+    AlphaEdit,
+    ClampIncrement,
+    Edit,
+    EditStream,
+    FineTune,
+    NormAnchor,
+    Solver,
+    key_covariance,
+    save_covariance,
+)
 from fairtrial.lm.editing.editors import RIDGE
+from fairtrial.lm.editing.hooks import CurrentAnchor
 from fairtrial.lm.editing.rows import rows_of
 from fairtrial.lm.editing.solving import _Reading, _target_log_likelihood, _target_places, solve
 
@@ -245,14 +259,14 @@ def test_a_covariance_is_kept_in_a_file(tiny, texts, edits, tmp_path):
         ({"layers": [3], "text": texts}, "blocks 0..2"),
         ({"layers": [], "text": texts}, "blocks 0..2"),
         ({"layers": [0, 1], "text": texts}, "one layer"),
-        ({"layers": [1], "text": texts, "decay": 1.0}, "share"),
+        ({"layers": [1], "text": texts, "decay": 1.0}, "decay"),
     ):
         with pytest.raises(InputError, match=word):
             ROME(*tiny, **how)
     for kind, how, word in (
-        (MEMIT, {"covariance_weight": -1}, "0 or more"),
+        (MEMIT, {"covariance_weight": -1}, "covariance_weight=-1"),
         (AlphaEdit, {"null_threshold": 1e-30}, "they begin at"),
-        (AlphaEdit, {"ridge": 0}, "positive"),
+        (AlphaEdit, {"ridge": 0}, "ridge=0"),
     ):
         with pytest.raises(InputError, match=word):
             kind(*tiny, layers=[1], text=texts, **how)
@@ -273,6 +287,66 @@ def test_edits_that_cannot_be_made_are_named(tiny, texts):
     for how in (("w4 w5", "w9", "w11"), ("w4 {} {}", "w9", "w11"), ("w4 {}", "", "w11"), ("w4 {}", "w9", " ")):
         with pytest.raises(InputError):
             Edit(*how)
-    for how in ({"steps": 0}, {"lr": 0}, {"clamp": -1}, {"prefixes": ()}, {"prefixes": "w3"}):
-        with pytest.raises(InputError, match="solver"):
-            Solver(**how)
+    for neighbours in (("w1", "w2"), (("w1",),), (("w1", "w2", "w3"),), "w1", ((1, 2),)):
+        with pytest.raises(InputError, match="neighbour"):
+            Edit("w4 {}", "w9", "w11", neighbours=neighbours)
+    for paraphrases in ("w4 {}", (3,)):
+        with pytest.raises(InputError, match=r"give lists|write \{\} once"):
+            Edit("w4 {}", "w9", "w11", paraphrases=paraphrases)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("made", "options"),
+    [
+        (Solver, [{"steps": 0}, {"steps": 2.5}, {"steps": True}, {"lr": 0}, {"lr": NAN}, {"clamp": -1}]),
+        (Solver, [{"clamp": INF}, {"kl": -1}, {"kl": NAN}, {"weight_decay": "1"}, {"prefixes": ()}]),
+        (Solver, [{"prefixes": "w3"}, {"prefixes": (3,)}]),
+        (NormAnchor, [{"rho": NAN}, {"rho": 0}, {"rho": -1.0}, {"anchor_prompts": []}, {"anchor_prompts": ["w4"]}]),
+        (NormAnchor, [{"when": "exceeds:inf"}, {"when": "exceeds:nan"}, {"when": "exceeds:0"}]),
+        (CurrentAnchor, [{"keep": NAN}, {"keep": 1}, {"keep": -0.1}]),
+        (ClampIncrement, [{"max_ratio": 0}, {"max_ratio": NAN}]),
+    ],
+)
+def test_options_that_cannot_be_are_named(made, options):
+    for how in options:
+        ((name, _),) = how.items()
+        with pytest.raises(InputError, match=name.replace("anchor_prompts", "edit")):
+            made(**how)
+
+
+def test_editors_and_streams_refuse_what_they_cannot_use(tiny, texts):
+    for how, word in (
+        ({"layers": 1}, "layers=1: give a list"),
+        ({"layers": [True]}, "whole numbers"),
+        ({"layers": [1.0]}, "whole numbers"),
+        ({"layers": "1"}, "whole numbers"),
+        ({"hooks": NormAnchor()}, "give a list of hooks"),
+        ({"hooks": [3]}, "give a list of hooks"),
+        ({"decay": NAN}, "decay=nan"),
+        ({"covariance_weight": NAN}, "covariance_weight=nan"),
+        ({"covariance": 3}, "give what key_covariance returned"),
+        ({"covariance": {1: torch.eye(64, dtype=torch.complex64)}}, "symmetric finite matrix"),
+        ({"covariance": {1: np.zeros((64, 64))}}, "not positive"),
+    ):
+        with pytest.raises(InputError, match=word):
+            MEMIT(*tiny, **{"layers": [1], "text": texts, "solver": QUICK, **how})
+    with pytest.raises(InputError, match="give a causal language model"):
+        MEMIT(None, tiny[1], layers=[1], text=texts)
+    with pytest.raises(InputError, match=r"blocks 0\.\.2"):
+        key_covariance(*tiny, texts, [9])
+    editor = MEMIT(*tiny, layers=[1], text=texts, solver=QUICK)
+    with pytest.raises(InputError, match="give a list of at least one"):
+        editor.apply(edit for edit in [Edit("w4 {}", "w9", "w11")])
+    for how in ({"batch_size": 1.5}, {"check_every": True}, {"tokens": 1}):
+        ((name, value),) = how.items()
+        with pytest.raises(InputError, match=f"{name}={value}"):
+            EditStream(editor, **how)
+
+
+def test_too_few_tokens_for_a_covariance_are_told(tiny, texts, monkeypatch):
+    monkeypatch.setattr("fairtrial.lm.editing.covariance.WINDOW", 16)
+    with pytest.warns(UserWarning, match=r"layer 0: 32 tokens tell little of a covariance \(64, 64\)"):
+        key_covariance(*tiny, texts, [0], tokens=32)

@@ -150,6 +150,26 @@ def test_weight_noise_of_a_quadratic_is_its_closed_form():
     assert abs(table["rise"][0] - 0.25 * norm) < 5 * table["error"][0]
 
 
+class _Flat(nn.Module):
+    """A layer that is given all tokens in a row, and one that is given none."""
+
+    def __init__(self):
+        super().__init__()
+        self.all, self.none = nn.Linear(32, 16), nn.Linear(32, 16)
+
+    def forward(self, x, attention_mask=None):
+        return self.all(x.flatten(0, 1)), self.none(x[:0])
+
+
+def test_masked_tokens_do_not_count_in_a_row_and_layers_without_tokens_have_no_row():
+    x, mask = torch.randn(2, 8, 32, generator=torch_generator(3)), torch.ones(2, 8)
+    mask[:, 5:] = 0
+    model = _Flat()
+    table = dot_product_snr(model, {"x": x, "attention_mask": mask}, tensor_scale=2**-4)
+    assert table["layer"].tolist() == ["all"]
+    assert table["snr"][0] == pytest.approx(dot_product_snr(model, {"x": x[:, :5]}, tensor_scale=2**-4)["snr"][0])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -157,7 +177,10 @@ def test_weight_noise_of_a_quadratic_is_its_closed_form():
         (lambda m: dot_product_snr(m, IDS[:0]), "empty"),
         (lambda m: dot_product_snr(nn.ReLU(), torch.ones(2)), "no linear layer"),
         (lambda m: dot_product_snr(m, IDS, tensor_scale=0), "positive number"),
-        (lambda m: loss_rise(m, IDS, draws=1), "at least two draws"),
+        (lambda m: dot_product_snr(m, IDS, tensor_scale="pow2-delayed"), "for gradients"),
+        (lambda m: loss_rise(m, IDS, draws=1), "draws=1"),
+        (lambda m: loss_rise(m, IDS, sigmas=(float("nan"),)), "sigmas=nan"),
+        (lambda m: loss_rise(m, IDS, sigmas=()), "at least one share"),
         (lambda m: loss_rise(m, IDS, sigmas=(-1,)), "at least 0"),
         (lambda m: loss_rise(nn.ReLU(), IDS), "no linear layer"),
     ],

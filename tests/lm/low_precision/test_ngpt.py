@@ -255,6 +255,8 @@ def test_a_configuration_goes_through_json():
         (torch.full((1, 4), 24), None, "vocab_size is 24"),
         (torch.ones(0, 4, dtype=torch.int64), None, "empty"),
         (IDS, IDS[:1], "give the ids as labels"),
+        (IDS[:, :1], IDS[:, :1], "no next one"),
+        (IDS, IDS + 1000, "labels reach to"),
     ],
 )
 def test_what_are_no_ids_is_refused(model, ids, labels, message):

@@ -242,11 +242,19 @@ def test_recipes_are_hashable_and_print_every_operand():
         (lambda: convert_linears(sequential(), attention="fp8"), "attention='fp8'"),
         (lambda: convert_linears(sequential(), attention="nvfp4"), "of this package"),
         (lambda: NVFP4Linear(16, 16)(torch.ones(2, 16, dtype=torch.int64)), "float32"),
+        (lambda: NVFP4Linear(30, 16)(torch.ones(2, 20)), "do not contract"),
     ],
 )
 def test_what_cannot_be_converted_is_refused(call, message):
     with pytest.raises((InputError, UnknownNameError), match=message):
         call()
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "int4", make_recipe(tensor_scale="tensor", grad_scale="tensor")])
+def test_no_tokens_give_no_gradient(recipe):
+    layer = NVFP4Linear(32, 16, recipe=recipe)
+    layer(torch.ones(0, 32)).sum().backward()
+    assert not layer.weight.grad.any()
 
 
 def test_autocast_computes_in_its_dtype():

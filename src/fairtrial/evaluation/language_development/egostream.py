@@ -70,11 +70,9 @@ class Narrator:
     ) -> None:
         if mode not in MODES:
             raise UnknownNameError("mode", mode, MODES)
-        self.alpha, self.mode = checked_number(alpha, "alpha", least=0, most=1), mode
-        self.rate, self.mean_lag = (
-            checked_number(rate, "rate", above=0, most=1),
-            checked_number(mean_lag, "mean_lag", least=1),
-        )
+        self.mode, self.alpha = mode, checked_number(alpha, "alpha", least=0, most=1)
+        self.rate = checked_number(rate, "rate", above=0, most=1)
+        self.mean_lag = checked_number(mean_lag, "mean_lag", least=1)
         self.most_in_view = None if most_in_view is None else checked_count(most_in_view, "most_in_view")
         self.rng = generator(seed, "narrator")
         self.past: list[list[str]] = []  # what was in view at each time
@@ -250,7 +248,8 @@ class EgoStream(gymnasium.Wrapper):
                 if k:
                     observation, _, _, _, info = self.step(int(rng.integers(_ACTIONS)))
                 speech = Speech(info["utterance"], info["referent"]) if info["utterance"] else None
-                yield observation["image"], self.narrator.past[-1], speech
+                frame = observation["image"] if isinstance(observation, dict) else observation  # ImgObsWrapper
+                yield frame, self.narrator.past[-1], speech
 
     def _said(self) -> dict[str, Any]:
         speech = self.narrator.hear(things_in_view(self.env.unwrapped.gen_obs()["image"]))  # type: ignore[attr-defined]

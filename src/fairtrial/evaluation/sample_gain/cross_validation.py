@@ -146,7 +146,7 @@ def planned(estimator: Any, X: Any, y: Any, cv: Any, groups: Any, params: Mappin
         groups, params = params["groups"], {name: value for name, value in params.items() if name != "groups"}
     if y is None:
         raise InputError("y is None: give (n,) targets")
-    if groups is not None and (missing := pd.isna(pd.Series(groups, dtype=object))).any():
+    if groups is not None and (missing := pd.isna(np.asarray(groups, dtype=object)).ravel()).any():
         raise InputError(f"groups has none for sample {int(missing.argmax())}: give every sample one")
     n = len(y)
     splitter = check_cv(cv, y, classifier=is_classifier(estimator))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ def joined(query: str, context: str | None) -> str:
 
 def checked_choices(choices: Sequence[str]) -> list[str]:
     """Return choices; refuse fewer than two, empty ones, and two that are the same to a reader."""
-    if isinstance(choices, str) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
+    several = isinstance(choices, Collection) and not isinstance(choices, str) and len(choices) > 1
+    if not several or not all(isinstance(c, str) and c.strip() for c in choices):
         raise InputError(f"choices: give at least two texts, not {choices!r}")
     first: dict[str, str] = {}
     for choice in choices:
@@ -32,14 +34,31 @@ def checked_choices(choices: Sequence[str]) -> list[str]:
     return [choice.strip() for choice in choices]
 
 
-def normalised(text: str) -> str:
-    """Return a text as answers are compared: without case, marks and doubled spaces.
+def choice_of(answer: str, choices: Sequence[str]) -> int:
+    """Return which of the choices an answer is; refuse one that is none of them."""
+    names = [normalised(choice) for choice in choices]
+    if not isinstance(answer, str) or normalised(answer) not in names:
+        raise InputError(f"the answer {answer!r} is not among the {len(names)} choices")
+    return names.index(normalised(answer))
 
-    >>> normalised(" N'Djamena. ")
-    'ndjamena'
+
+def normalised(text: str) -> str:
+    """Return a text as answers are compared: without case, quotes, the marks a sentence ends with and doubled spaces.
+
+    Signs, decimal points and symbols tell answers apart.
+
+    >>> normalised(" N'Djamena. "), normalised("-1.5"), normalised("C++")
+    ('ndjamena', '-1.5', 'c++')
     """
-    kept = "".join(c if c.isalnum() or c.isspace() else "" for c in text.casefold())
-    return " ".join(kept.split())
+    plain = " ".join(text.casefold().split())
+    return re.sub(r"['’‘`\"“”«»]", "", plain).strip().rstrip(" .,;:!?…") or plain
+
+
+def checked_start(start: str) -> str:
+    """Return what answers begin with, without the space after it: choices bring their own."""
+    if not isinstance(start, str):
+        raise InputError(f"start={start!r}: give a text")
+    return start.rstrip()
 
 
 def answer_vectors(
@@ -66,19 +85,14 @@ def answer_vectors(
     InputError
         A prompt beyond the model's window; choices that are none.
     """
-    choices = checked_choices(choices)
+    choices, start = checked_choices(choices), checked_start(start)
     texts = prompt_texts(tokenizer, prompts, start=start)
     answers = following(tokenizer, choices, start=start)
-    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    window = getattr(model.config, "max_position_embeddings", None)
-    longest = max(len(row) for row in tokenizer(answers, add_special_tokens=False)["input_ids"])
-    if window:
-        for i, row in enumerate(ids):
-            if len(row) + longest > window:
-                raise InputError(
-                    f"prompt {i} has {len(row)} tokens and the longest choice {longest}, more than the model's window "
-                    f"of {window}: shorten the context"
-                )
+    told: dict[tuple[int, ...], str] = {}
+    for choice, row in zip(choices, tokenizer(answers, add_special_tokens=False)["input_ids"], strict=True):
+        if (other := told.setdefault(tuple(row), choice)) is not choice:
+            raise InputError(f"choices {other!r} and {choice!r} are the same to the tokenizer: leave one out")
+    ids = prompt_ids(model, tokenizer, texts, max(map(len, told)), "the longest choice")
     first = first_tokens(tokenizer, answers)
     if first is not None:
         scores = next_token_log_probs(model, ids)[:, first].double().numpy()
@@ -86,6 +100,19 @@ def answer_vectors(
         found = choice_scores(model, tokenizer, texts, [answers] * len(texts), add_special_tokens=False)
         scores = np.stack([score.mean.double().numpy() for score in found])
     return softmax(scores)
+
+
+def prompt_ids(model: Any, tokenizer: Any, texts: Sequence[str], room: int, what: str) -> list[list[int]]:
+    """Return the tokens of prompts; refuse one that does not leave room in the model's window for ``what`` follows."""
+    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    window = getattr(model.config, "max_position_embeddings", None)
+    for i, row in enumerate(ids):
+        if window and len(row) + room > window:
+            raise InputError(
+                f"prompt {i} has {len(row)} tokens and {what} {room}, more than the model's window of {window}: "
+                "shorten the context"
+            )
+    return ids
 
 
 def first_tokens(tokenizer: Any, answers: Sequence[str]) -> list[int] | None:
@@ -101,25 +128,33 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def generated_choices(
-    model: Any, tokenizer: Any, prompts: Sequence[str], *, start: str = "", new_tokens: int = 12
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    start: str = "",
+    also: Sequence[str] = (),
+    new_tokens: int = 12,
 ) -> list[str]:
-    """Return the distinct first lines that the model answers greedily to prompts, or goes on with after ``start``.
+    """Return ``also`` and the distinct first lines that the model answers to prompts, or goes on with after ``start``.
 
     Raises
     ------
     InputError
-        If there are fewer than two: all prompts have one answer, and nothing can be corrected.
+        If there are fewer than two: all prompts have one answer, and nothing can be corrected. A prompt beyond the
+        model's window.
     """
-    found: dict[str, str] = {}
+    found = {normalised(text): text for text in also}
+    texts = prompt_texts(tokenizer, prompts, start=checked_start(start))
     device = model.get_input_embeddings().weight.device
     with torch.inference_mode(), evaluation_mode(model):
-        for text in prompt_texts(tokenizer, prompts, start=start):
-            ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]], device=device)
+        for row in prompt_ids(model, tokenizer, texts, new_tokens, "an answer"):
+            ids = torch.tensor([row], device=device)
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
             )
             line = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip().split("\n")[0].strip()
-            if normalised(line):
+            if line:
                 found.setdefault(normalised(line), line)
     if len(found) < 2:
         raise InputError(f"the model answers {[*found.values()]} to every prompt: give choices=")

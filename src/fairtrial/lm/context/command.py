@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +36,7 @@ def proper_correction(
     check_device(device)
     check_loadable(model)
     loaded, tokenizer = load(model, device=device)
-    selector, meter = ProperCorrectionSelector(loaded, tokenizer, k=k), CorrectionMeter(loaded, tokenizer)
+    selector = ProperCorrectionSelector(loaded, tokenizer, k=k)
     partial = out.with_name(f".{out.name}.partial")
     none = harmful = diagnosed = 0
     try:
@@ -49,13 +50,14 @@ def proper_correction(
                     chosen = selector.select(query, contexts, choices=choices, start=start)
                     told: dict[str, Any] = {"selected": chosen.indices, "scores": chosen.scores.tolist()}
                     told["reason"] = chosen.reason
-                    if row.get("answer") and choices:
+                    if row.get("answer"):
+                        meter = CorrectionMeter(loaded, tokenizer, space="choices" if choices else "generate")
                         found = meter.diagnose(
                             query, contexts, choices=choices, answer=row["answer"], start=start, attention=False
                         )
                         told["verdicts"] = found["verdict"].tolist()
-                        told["rho"] = found["rho"].tolist()
-                        told["cos"] = [None if c != c else c for c in found["cos"].tolist()]
+                        for name in ("rho", "cos"):  # JSON has no infinity and no nan
+                            told[name] = [x if math.isfinite(x) else None for x in found[name].tolist()]
                         harmful += int(found["harmful"].sum())
                         diagnosed += len(found)
                 except InputError as error:
@@ -79,25 +81,43 @@ def read_queries(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of queries; the message of an error names the line."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text in UTF-8") from None
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = {"start": "", **json.loads(line)}
-            good = (
-                isinstance(row["query"], str)
-                and isinstance(row["contexts"], list)
-                and all(isinstance(context, str) for context in row["contexts"])
-                and isinstance(row["start"], str)
-            )
-        except (json.JSONDecodeError, KeyError, TypeError):
-            good = False
-        if not good:
-            raise InputError(
-                f"{path}, line {number}: not a JSON object with 'query', a list of 'contexts' and perhaps 'start'"
-            )
-        rows.append(row)
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise InputError("not a JSON object")
+            rows.append(checked_query({"start": "", **row}))
+        except (json.JSONDecodeError, InputError) as error:
+            raise InputError(f"{path}, line {number}: {error}") from None
     if not rows:
         raise InputError(f"{path}: no queries in it")
     return rows
+
+
+def checked_query(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row; refuse one that no answer can be selected for or, if it has an answer, measured on."""
+    from fairtrial.causal_lm.prompts import checked_texts
+    from fairtrial.lm.context.answers import checked_choices, checked_start, choice_of
+    from fairtrial.lm.context.selector import FEWEST
+
+    if not isinstance(row.get("query"), str) or not isinstance(row.get("contexts"), list):
+        raise InputError("give an object with a text 'query' and a list 'contexts'")
+    checked_texts([row["query"]], "query")
+    if len({*checked_texts(row["contexts"], "context")}) < FEWEST:
+        raise InputError(f"give at least {FEWEST} different contexts, for a consensus")
+    checked_start(row["start"])
+    answer, choices = row.get("answer"), row.get("choices")
+    if not isinstance(answer, str | None) or (answer and not answer.strip()):
+        raise InputError(f"the answer {answer!r} is no text")
+    if choices is not None:
+        choices = checked_choices(choices)
+        if answer:
+            choice_of(answer, choices)
+    return row

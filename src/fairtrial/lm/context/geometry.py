@@ -8,10 +8,12 @@ rho = |c| / |e0|, the error with context is e0 + c and |e|^2 - |e0|^2 = |e0|^2 (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fairtrial.errors import InputError
+from fairtrial.options import checked_number
 
 VERDICTS = ("UNDER", "PROPER", "OVERSHOOT", "OVER", "MISDIRECTED")
 TAU = 0.25  # how far from the best magnitude still counts as proper
@@ -23,10 +25,10 @@ class Corrections:
 
     Attributes
     ----------
-    cos : (n,) cosine to the way the error points back; ``nan`` where nothing was corrected.
+    cos : (n,) cosine to the way the error points back; ``nan`` where nothing was corrected or wrong.
     rho : (n,) length in lengths of the error.
     error_before, error_after : (n,) squared errors.
-    efficiency : (n,) share of the squared error taken away, at most cos^2.
+    efficiency : (n,) share of the squared error taken away, at most cos^2; -inf where there was none.
     verdict : (n,) of str: "UNDER", "PROPER", "OVERSHOOT" (too long, helps still), "OVER" (harms), "MISDIRECTED".
     """
 
@@ -41,6 +43,14 @@ class Corrections:
     def harmful(self) -> np.ndarray:
         """Which corrections raise the error, (n,) bool."""
         return (self.verdict == "OVER") | (self.verdict == "MISDIRECTED")
+
+
+def finite(values: Any, name: str) -> np.ndarray:
+    """Return answer vectors as an array; refuse what is not finite, real and numeric."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise InputError(f"{name}: answer vectors are finite real numbers")
+    return array.astype(float)
 
 
 def corrections(before: np.ndarray, after: np.ndarray, truth: np.ndarray, *, tau: float = TAU) -> Corrections:
@@ -65,15 +75,14 @@ def corrections(before: np.ndarray, after: np.ndarray, truth: np.ndarray, *, tau
     >>> corrections(np.array([0.5, 0.5]), np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([1.0, 0.0])).verdict.tolist()
     ['PROPER', 'MISDIRECTED']
     """
-    y = np.asarray(after, float)
-    if y.ndim != 2 or not 0 <= tau < 1:
-        raise InputError(f"after has shape {y.shape} and tau is {tau}: give (contexts, answers) and a tau in [0, 1)")
+    tau = checked_number(tau, "tau", least=0, below=1)
+    y, y0, truth = (finite(x, name) for x, name in ((after, "after"), (before, "before"), (truth, "truth")))
+    if y.ndim != 2:
+        raise InputError(f"after has shape {y.shape}: give (contexts, answers)")
     try:
-        y0, truth = (np.broadcast_to(np.asarray(x, float), y.shape) for x in (before, truth))
+        y0, truth = (np.broadcast_to(x, y.shape) for x in (y0, truth))
     except ValueError:
         raise InputError(f"before and truth do not fit answers of shape {y.shape}") from None
-    if not all(np.isfinite(x).all() for x in (y, y0, truth)):
-        raise InputError("answer vectors are not finite")
     e0, c = y0 - truth, y - y0
     size, moved = np.linalg.norm(e0, axis=1), np.linalg.norm(c, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -81,7 +90,7 @@ def corrections(before: np.ndarray, after: np.ndarray, truth: np.ndarray, *, tau
         rho = np.where(size > 0, moved / size, np.where(moved > 0, np.inf, 0.0))
     before_, after_ = np.square(e0).sum(1), np.square(e0 + c).sum(1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        efficiency = 1 - after_ / before_
+        efficiency = np.where(moved > 0, 1 - after_ / before_, 0.0)
         verdict = np.select(
             [moved == 0, ~(cos > 0), rho < (1 - tau) * cos, rho <= (1 + tau) * cos, rho < 2 * cos * (1 - 1e-12)],
             ["UNDER", "MISDIRECTED", "UNDER", "PROPER", "OVERSHOOT"],

@@ -9,8 +9,16 @@ import numpy as np
 
 from fairtrial.causal_lm.prompts import checked_texts, prompt_texts
 from fairtrial.errors import InputError, UnknownNameError
-from fairtrial.lm.context.answers import answer_vectors, checked_choices, generated_choices, joined, normalised
+from fairtrial.lm.context.answers import (
+    answer_vectors,
+    checked_choices,
+    checked_start,
+    choice_of,
+    generated_choices,
+    joined,
+)
 from fairtrial.lm.context.geometry import TAU, VERDICTS, corrections
+from fairtrial.options import checked_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +52,8 @@ class CorrectionMeter:
     def __init__(self, model: Any, tokenizer: Any, *, space: Space = "choices", tau: float = TAU) -> None:
         if space not in ("choices", "hidden", "generate"):
             raise UnknownNameError("space", space, ["choices", "hidden", "generate"])
-        self.model, self.tokenizer, self.space, self.tau = model, tokenizer, space, tau
+        self.model, self.tokenizer, self.space = model, tokenizer, space
+        self.tau = checked_number(tau, "tau", least=0, below=1)
 
     def diagnose(
         self,
@@ -89,8 +98,12 @@ class CorrectionMeter:
         """
         import pandas as pd
 
-        contexts = checked_texts(contexts, "context")
-        if sources is not None and len(sources) != len(contexts):
+        contexts, start = checked_texts(contexts, "context"), checked_start(start)
+        if not isinstance(answer, str) or not answer.strip():
+            raise InputError(f"answer={answer!r}: give a text")
+        if (choices is None) == (self.space == "choices"):
+            raise InputError('choices= is for space="choices", which needs it: give both or neither')
+        if sources is not None and len(checked_texts(sources, "source")) != len(contexts):
             raise InputError(f"{len(sources)} sources for {len(contexts)} contexts: give one each")
         y, truth = self._answers(query, contexts, answer, choices, start)
         found = corrections(y[0], y[1:], truth, tau=self.tau)
@@ -128,24 +141,21 @@ class CorrectionMeter:
             H = hidden_states(self.model, ids, [last], pooling="last")[:, 0].double().cpu().numpy()
             return H[: len(prompts)], H[len(prompts) :].mean(0)
         if self.space == "generate":
-            said = generated_choices(self.model, self.tokenizer, prompts, start=start)
-            choices = [*{normalised(choice): choice for choice in [answer, *said]}.values()]
-        if choices is None:
-            raise InputError('space="choices" needs choices=, or take space="generate"')
-        names = [normalised(choice) for choice in checked_choices(choices)]
-        if normalised(answer) not in names:
-            raise InputError(f"the answer {answer!r} is not among the {len(names)} choices")
-        truth = np.eye(len(names))[names.index(normalised(answer))]
-        return answer_vectors(self.model, self.tokenizer, prompts, choices, start=start), truth
+            choices = generated_choices(self.model, self.tokenizer, prompts, start=start, also=[answer])
+        names = checked_choices(choices or ())
+        truth = np.eye(len(names))[choice_of(answer, names)]
+        return answer_vectors(self.model, self.tokenizer, prompts, names, start=start), truth
 
     def report(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return shares of verdicts, of harm and mean efficiency by source, of concatenated diagnoses.
+        """Return shares of verdicts and of harm by source, and the share taken of all squared error, of diagnoses.
 
         The columns ``cos`` and ``rho`` of the rows are the figure: contexts below the line rho = 2 cos help.
         """
         import pandas as pd
 
-        missing = {"source", "verdict", "harmful", "efficiency"} - set(rows)
+        if not isinstance(rows, pd.DataFrame):
+            raise InputError("rows: give one table of what diagnose returns, such as pandas.concat of several")
+        missing = {"source", "verdict", "harmful", "error_before", "error_after"} - set(rows)
         if missing:
             raise InputError(f"rows: no column {sorted(missing)[0]!r}: give what diagnose returns")
         shares = pd.crosstab(rows["source"], rows["verdict"], normalize="index").reindex(
@@ -153,7 +163,9 @@ class CorrectionMeter:
         )
         grouped = rows.groupby("source")
         return shares.assign(
-            harmful=grouped["harmful"].mean(), efficiency=grouped["efficiency"].mean(), n=grouped.size()
+            harmful=grouped["harmful"].mean(),
+            efficiency=1 - grouped["error_after"].sum() / grouped["error_before"].sum(),
+            n=grouped.size(),
         ).rename_axis(columns=None)
 
 
@@ -168,8 +180,11 @@ def attention_features(model: Any, tokenizer: Any, query: str, context: str, sta
 
 def context_span(tokenizer: Any, query: str, context: str, start: str = "") -> tuple[list[int], tuple[int, int]]:
     """Return the tokens of a prompt, and where in it the context's begin and end."""
-    (text,) = prompt_texts(tokenizer, [joined(query, context)], start=start)
-    begin = text.index(context.strip())
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError("attention needs a fast tokenizer, which says where in a text its tokens are")
+    asked = joined(query, context).strip()  # as a whole: a chat template may hold the words of a short context itself
+    (text,) = prompt_texts(tokenizer, [asked], start=start)
+    begin = text.index(asked)
     end = begin + len(context.strip())
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     inside = [i for i, (a, b) in enumerate(found["offset_mapping"]) if a < end and b > begin and b > a]

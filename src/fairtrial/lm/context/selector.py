@@ -11,8 +11,17 @@ import numpy as np
 
 from fairtrial.causal_lm.prompts import checked_texts
 from fairtrial.errors import InputError, UnknownNameError
-from fairtrial.lm.context.answers import answer_vectors, checked_choices, generated_choices, joined, normalised
+from fairtrial.lm.context.answers import (
+    answer_vectors,
+    checked_choices,
+    checked_start,
+    choice_of,
+    generated_choices,
+    joined,
+)
+from fairtrial.lm.context.geometry import finite
 from fairtrial.lm.context.meter import attention_features
+from fairtrial.options import checked_count, checked_number
 
 BETA, GAMMA = 0.25, 2.0
 FEWEST = 3  # contexts for a consensus
@@ -31,10 +40,23 @@ def consensus(before: np.ndarray, after: np.ndarray, *, beta: float = BETA, gamm
         (n, C) probabilities with each context.
     gamma
         Sharpening.
+
+    Raises
+    ------
+    InputError
+        Shapes that do not fit, what are no probabilities, or no answer that is possible with contexts and without.
     """
-    with np.errstate(divide="ignore"):
-        log_t = gamma * (np.log(after.mean(0)) + beta * np.log(before))
-    t = np.exp(log_t - log_t.max())
+    before, after = finite(before, "before"), finite(after, "after")
+    beta, gamma = checked_number(beta, "beta", least=0), checked_number(gamma, "gamma", above=0)
+    if not after.size or after.ndim != 2 or before.shape != after.shape[1:] or min(before.min(), after.min()) < 0:
+        raise InputError(
+            f"before has shape {before.shape} and after {after.shape}: give probabilities, (answers,) and (contexts, "
+            "answers)"
+        )
+    t = after.mean(0) * before**beta
+    if not t.max() > 0:
+        raise InputError("contexts leave no answer that is possible without them: give beta=0")
+    t = (t / t.max()) ** gamma
     return t / t.sum()
 
 
@@ -98,12 +120,11 @@ class ProperCorrectionSelector:
         by: By = "consensus",
         deduplicate: bool = True,
     ) -> None:
-        if k < 1 or beta < 0 or not gamma > 0:
-            raise InputError("k must be at least 1, beta 0 or more, gamma positive")
         if by not in ("consensus", "window"):
             raise UnknownNameError("by", by, ["consensus", "window"])
-        self.model, self.tokenizer, self.k = model, tokenizer, k
-        self.beta, self.gamma, self.by, self.deduplicate = beta, gamma, by, deduplicate
+        self.model, self.tokenizer, self.k = model, tokenizer, checked_count(k, "k")
+        self.beta, self.gamma = checked_number(beta, "beta", least=0), checked_number(gamma, "gamma", above=0)
+        self.by, self.deduplicate = by, deduplicate
         self._window: Any = None
 
     # ----------------------------------------------------------------------------------------------------------- choice
@@ -118,7 +139,7 @@ class ProperCorrectionSelector:
         query
             The question.
         contexts
-            At least three for a consensus.
+            At least three for a consensus, different ones with ``deduplicate``.
         choices
             Answers it may have; ``None`` = what the model itself answers with and without the contexts.
         start
@@ -129,13 +150,9 @@ class ProperCorrectionSelector:
         InputError
             Fewer than three contexts, empty ones, choices that are none, prompts beyond the window.
         """
-        contexts = checked_texts(contexts, "context")
-        if self.by == "consensus" and len(contexts) < FEWEST:
-            raise InputError(
-                f"{len(contexts)} contexts: a consensus needs at least {FEWEST}; give more, or by='window'"
-            )
+        contexts, start = self._contexts(contexts), checked_start(start)
         before, after, names = self._answers(query, contexts, choices, start)
-        t = self._consensus(before, after, contexts)
+        t = consensus(before, after[self._counted(contexts)], beta=self.beta, gamma=self.gamma)
         if self.by == "window":
             scores = self._foretell(self._features(query, contexts, start, before, after))
         else:
@@ -152,6 +169,7 @@ class ProperCorrectionSelector:
         self, query: str, docs: Sequence[Any], *, choices: Sequence[str] | None = None, start: str = ""
     ) -> list[Any]:
         """Return documents in order, the most helpful first; each is a text or has ``page_content`` or ``text``."""
+        docs = [docs] if isinstance(docs, str) else [*docs]
         texts = [text_of(doc) for doc in docs]
         scores = self.select(query, texts, choices=choices, start=start).scores
         return [docs[i] for i in np.argsort(scores, kind="stable")]
@@ -167,10 +185,19 @@ class ProperCorrectionSelector:
         y = answer_vectors(self.model, self.tokenizer, prompts, names, start=start)
         return y[0], y[1:], names
 
-    def _consensus(self, before: np.ndarray, after: np.ndarray, contexts: Sequence[str]) -> np.ndarray:
-        if self.deduplicate:
-            after = after[[contexts.index(context) for context in dict.fromkeys(contexts)]]
-        return consensus(before, after, beta=self.beta, gamma=self.gamma)
+    def _contexts(self, contexts: Sequence[str]) -> list[str]:
+        """Return contexts, enough for a consensus if there is to be one."""
+        contexts = checked_texts(contexts, "context")
+        if self.by == "consensus" and len(self._counted(contexts)) < FEWEST:
+            raise InputError(
+                f"{len(self._counted(contexts))} {'different ' if self.deduplicate else ''}contexts: a consensus needs "
+                f"at least {FEWEST}; give more, or by='window'"
+            )
+        return contexts
+
+    def _counted(self, contexts: list[str]) -> list[int]:
+        """Return which contexts count in the consensus."""
+        return [i for i, context in enumerate(contexts) if not self.deduplicate or contexts.index(context) == i]
 
     # -------------------------------------------------------------------------------------------------------------- fit
 
@@ -195,26 +222,34 @@ class ProperCorrectionSelector:
             One list for all, or n lists.
         start
             What answers begin with: one text for all, or n.
+
+        Raises
+        ------
+        InputError
+            Fewer queries, or not as many of everything; the rest as :meth:`select`, with the number of the query.
         """
-        starts = [start] * len(queries) if isinstance(start, str) else start
-        if not len(queries) == len(contexts) == len(answers) == len(starts) or len(queries) < LABELLED:
-            raise InputError(
-                f"{len(queries)} queries, {len(contexts)} lists of contexts, {len(answers)} answers, {len(starts)} "
-                f"starts: give as many of each, at least {LABELLED}"
-            )
-        each = [choices] * len(queries) if isinstance(choices[0], str) else choices
+        if isinstance(queries, str) or choices is None or not len(choices):
+            raise InputError("give a list of queries, and one list of choices for all or one each")
+        n = len(queries)
+        each: Any = [choices] * n if isinstance(choices[0], str) else choices
+        starts = [start] * n if isinstance(start, str) else start
+        given = {"contexts": contexts, "answers": answers, "choices": each, "start": starts}
+        counts = {name: len(values) for name, values in given.items()}
+        if n < LABELLED or {*counts.values()} != {n}:
+            raise InputError(f"{n} queries and {counts}: give as many of each, at least {LABELLED}")
         read = []
-        for query, given, answer, names, begun in zip(queries, contexts, answers, each, starts, strict=True):
-            before, after, names = self._answers(query, checked_texts(given, "context"), names, begun)  # type: ignore[arg-type]
-            known = [normalised(name) for name in names]
-            if normalised(answer) not in known:
-                raise InputError(f"the answer {answer!r} of {query!r} is not among its choices")
-            read.append((before, after, np.eye(len(names))[known.index(normalised(answer))]))
+        for i, query in enumerate(queries):
+            try:
+                texts = self._contexts(contexts[i])
+                before, after, names = self._answers(query, texts, each[i], checked_start(starts[i]))
+                read.append((before, after, np.eye(len(names))[choice_of(answers[i], names)], self._counted(texts)))
+            except InputError as error:
+                raise InputError(f"query {i}: {error}") from None
 
         def brier(beta: float, gamma: float) -> float:
             total = 0.0
-            for before, after, truth in read:
-                t = consensus(before, after, beta=beta, gamma=gamma)
+            for before, after, truth, counted in read:
+                t = consensus(before, after[counted], beta=beta, gamma=gamma)
                 change = predicted_changes(before, after, t)
                 y = after[change.argmin()] if change.min() < 0 else before
                 total += float(np.square(y - truth).sum())
@@ -228,10 +263,10 @@ class ProperCorrectionSelector:
             from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
             features = [
-                self._features(query, [*given], begun, before, after)
-                for query, given, begun, (before, after, _) in zip(queries, contexts, starts, read, strict=True)
+                self._features(query, texts, checked_start(begun), before, after)
+                for query, texts, begun, (before, after, *_) in zip(queries, contexts, starts, read, strict=True)
             ]
-            changes = [predicted_changes(before, after, truth) for before, after, truth in read]
+            changes = [predicted_changes(before, after, truth) for before, after, truth, _ in read]
             self._window = make_pipeline(
                 StandardScaler(), PolynomialFeatures(2, include_bias=False), RidgeCV(np.logspace(-3, 3, 7))
             ).fit(np.concatenate(features), np.concatenate(changes))

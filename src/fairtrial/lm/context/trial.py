@@ -46,7 +46,7 @@ class ContextParams(BaseModel):
     queries: Annotated[str, Input()] = Field(
         "relations",
         description="'relations' (capitals, states, nationalities), 'tiny', or a .jsonl file whose rows have query, "
-        "contexts (as many each), choices, answer, and perhaps start (of the answer), sources and relation",
+        "contexts, choices, answer, and perhaps start (of the answer) and relation",
     )
     n_queries: int = Field(40, ge=4, description="queries of a relation")
     blocks: int = Field(5, ge=2, le=40, description="blocks of a relation's queries")
@@ -75,26 +75,17 @@ def relations(params: ContextParams) -> list[str]:
 
 def own_queries(params: ContextParams) -> dict[str, list[tuple[Query, list[str]]]]:
     """Return the user's queries with their choices, by relation."""
-    from fairtrial.causal_lm.prompts import checked_texts
-    from fairtrial.lm.context.answers import checked_choices, normalised
+    from fairtrial.lm.context.answers import checked_choices
     from fairtrial.lm.context.command import read_queries
     from fairtrial.lm.context.sources import Query
 
     found: dict[str, list[tuple[Query, list[str]]]] = {}
     for number, row in enumerate(read_queries(Path(params.queries)), start=1):
-        try:
-            contexts = checked_texts(row["contexts"], "context")
-            choices = checked_choices(row.get("choices") or [])
-            answer = str(row.get("answer"))
-            if normalised(answer) not in [normalised(choice) for choice in choices]:
-                raise InputError(f"the answer {answer!r} is not among the choices")
-            if len(contexts) < 3:
-                raise InputError(f"{len(contexts)} contexts: give at least 3")
-        except InputError as error:
-            raise InputError(f"queries={params.queries}: query {number}: {error}") from None
-        sources = tuple(map(str, row.get("sources") or ["context"] * len(contexts)))
-        query = Query(row["query"], row["start"], answer, tuple(contexts), sources)
-        found.setdefault(str(row.get("relation", "own")), []).append((query, choices))
+        if not row.get("answer") or not row.get("choices"):
+            raise InputError(f"queries={params.queries}: query {number}: give an answer and choices")
+        contexts = tuple(row["contexts"])
+        query = Query(row["query"], row["start"], row["answer"], contexts, ("context",) * len(contexts))
+        found.setdefault(str(row.get("relation", "own")), []).append((query, checked_choices(row["choices"])))
     return found
 
 
@@ -384,6 +375,10 @@ def check(params: ContextParams) -> None:
     from fairtrial.data.samples import sample_path
 
     check_named(params.model, device=params.device)
+    if params.n_queries < params.blocks:
+        raise InputError(
+            f"n_queries={params.n_queries} is less than blocks={params.blocks}: give a query to each block"
+        )
     if params.queries == "relations":
         for sample in ("analogies", "wikipedia-articles", "minilm"):
             sample_path(sample)

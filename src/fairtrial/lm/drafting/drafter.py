@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from fairtrial.causal_lm.layout import find_blocks
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count
 
 
 @dataclass(frozen=True)
@@ -115,24 +117,22 @@ class BlockDrafter(nn.Module):
         chosen = (
             tuple(sorted({max(0, round(depth * share) - 1) for share in (0.25, 0.5, 0.75)}))
             if layers is None
-            else tuple(layer % depth if -depth <= layer < depth else layer for layer in layers)
+            else tuple(checked_count(layer, "layers", least=-depth, most=depth - 1) % depth for layer in layers)
         )
-        if block_size < 2 or context < 1 or n_layers < 1:
-            raise InputError("block_size must be at least 2, context and n_layers at least 1")
-        if not chosen or max(chosen) >= depth or min(chosen) < 0:
-            raise InputError(f"layers={list(chosen)}: the target has blocks 0..{depth - 1}")
+        if not chosen:
+            raise InputError(f"layers=[]: give some of the target's blocks, 0 to {depth - 1}")
+        for name, value, least in (("block_size", block_size, 2), ("context", context, 1), ("n_layers", n_layers, 1)):
+            checked_count(value, name, least=least)
         embedding = target.get_input_embeddings().weight
         head = target.get_output_embeddings().weight
         V, d = head.shape
-        if draft_vocab is None or isinstance(draft_vocab, int):
-            size = V if draft_vocab is None else draft_vocab
-            if not 1 <= size <= V:
-                raise InputError(f"draft_vocab={draft_vocab}: the target has {V} tokens")
-            ids = torch.arange(size)
+        if draft_vocab is None or isinstance(draft_vocab, Real):
+            ids = torch.arange(V if draft_vocab is None else checked_count(draft_vocab, "draft_vocab", most=V))
         else:
-            ids = torch.as_tensor(sorted({int(i) for i in draft_vocab}))
-            if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= V:
-                raise InputError(f"draft_vocab: give ids of the target's tokens, 0..{V - 1}")
+            given: Any = draft_vocab.tolist() if hasattr(draft_vocab, "tolist") else draft_vocab
+            ids = torch.tensor(sorted({checked_count(i, "draft_vocab", least=0, most=V - 1) for i in given}))
+            if not len(ids):
+                raise InputError(f"draft_vocab=[]: give ids of the target's tokens, 0 to {V - 1}")
         n_heads = next(n for n in range(max(1, d // 64), 0, -1) if d % n == 0 and d // n % 2 == 0)
         config = DrafterConfig(
             hidden_size=d, vocab_size=V, block_size=block_size, context=context, layers=chosen, n_layers=n_layers,
@@ -171,6 +171,12 @@ class BlockDrafter(nn.Module):
                 f"features are {features.shape[2]} wide, the drafter was made for {self.project.in_features}: other "
                 "layers or another target"
             )
+        if not 1 <= int(anchors.min()) <= int(anchors.max()) < T or tokens.shape != features.shape[:2]:
+            raise InputError(
+                f"anchors reach from {int(anchors.min())} to {int(anchors.max())}, tokens have shape "
+                f"{tuple(tokens.shape)}: features of {T} tokens need anchors from 1 to {T - 1} and tokens of that shape"
+            )
+        check_ids("tokens", tokens, len(self.embedding))
         context = self.project(self.feature_norm(features.float()))  # (S, T, d)
         first = F.embedding(tokens.gather(1, anchors), self.embedding).float()  # (S, A, d)
         x = torch.cat([first[:, :, None], self.mask.expand(S, A, -1, -1)], 2)  # (S, A, B, d)
@@ -228,6 +234,12 @@ class BlockDrafter(nn.Module):
         drafter = cls(config, target.get_input_embeddings().weight, head[ids.to(head.device)], ids)
         drafter.load_state_dict(state)
         return drafter.to(head.device)
+
+
+def check_ids(name: str, ids: torch.Tensor, vocabulary: int) -> None:
+    """Refuse what are no token ids of a vocabulary."""
+    if ids.is_floating_point() or not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise InputError(f"{name} are {ids.dtype} from {ids.min()} to {ids.max()}: give ids from 0 to {vocabulary - 1}")
 
 
 class _Block(nn.Module):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairtrial.errors import InputError, UnknownNameError
+from fairtrial.options import checked_number
 
 Kind = Literal["dpace", "uniform", "exponential", "geometric"]
 Component = Literal["full", "reach", "continuation"]
@@ -69,13 +70,10 @@ def position_weights(
         raise UnknownNameError("kind", kind, get_args(Kind))
     if component not in get_args(Component):
         raise UnknownNameError("component", component, get_args(Component))
-    if not 0 <= alpha <= 1:
-        raise InputError(f"alpha={alpha}: give a number in [0, 1]")
-    if gamma is not None and not gamma > 0:
-        raise InputError(f"gamma={gamma}: give a positive number")
-    if confidence.ndim != 2:
-        raise InputError(f"confidence has shape {tuple(confidence.shape)}: give (blocks, positions)")
-    q = confidence.detach().float()
+    checked_number(alpha, "alpha", least=0, most=1)
+    if gamma is not None:
+        checked_number(gamma, "gamma", above=0)
+    q = checked_confidence(confidence).detach().float()
     there = checked_mask(mask, q)
     n = q.shape[1]
     if kind != "dpace":
@@ -108,8 +106,17 @@ def expected_length(confidence: torch.Tensor, mask: torch.Tensor | None = None) 
     >>> expected_length(torch.tensor([[0.5, 0.5, 0.5]]))
     tensor([0.8750])
     """
-    there = checked_mask(mask, confidence)
+    there = checked_mask(mask, checked_confidence(confidence))
     return (torch.where(there, confidence, 1.0).cumprod(1) * there).sum(1)
+
+
+def checked_confidence(q: torch.Tensor) -> torch.Tensor:
+    """Return confidences (N, B); refuse another shape, and what cannot be probabilities, such as their logs."""
+    if q.ndim != 2:
+        raise InputError(f"confidence has shape {tuple(q.shape)}: give (blocks, positions)")
+    if bool(((q < 0) | (q > 1 + 1e-3)).any()):  # a sum of probabilities may round to above 1; nan shows itself
+        raise InputError(f"confidence reaches from {float(q.min()):g} to {float(q.max()):g}: give probabilities")
+    return q
 
 
 def checked_mask(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -230,16 +237,25 @@ class DPACELoss(nn.Module):
                 "(N, B, V) and (N, B)"
             )
         there = checked_mask(mask, target_ids)
+        wrong = there & ((target_ids < OUTSIDE) | (target_ids >= draft_logits.shape[2]))
+        if target_ids.is_floating_point() or bool(wrong.any()):
+            told = f"are {target_ids.dtype}" if target_ids.is_floating_point() else f"have {int(target_ids[wrong][0])}"
+            raise InputError(
+                f"target_ids {told}: give whole numbers from 0 to {draft_logits.shape[2] - 1}, {OUTSIDE} outside the "
+                "vocabulary; places that do not count go into the mask"
+            )
         inside = there & (target_ids >= 0)
         if self.acceptance == "overlap":
             if target_probs is None or target_probs.shape != draft_logits.shape:
                 raise InputError('acceptance="overlap" needs target_probs in the shape of draft_logits')
             log_q = draft_logits.float().log_softmax(-1)
             p = target_probs.float()
+            if bool((there & ((p.amin(-1) < 0) | (p.sum(-1) > 1.01))).any()):
+                raise InputError("target_probs are below 0 or sum to above 1: give probabilities, not logits")
             term = (torch.special.xlogy(p, p) - p * log_q).sum(-1)  # KL(p || q)
             confidence = torch.minimum(p, log_q.detach().exp()).sum(-1)
         else:
-            wanted = torch.where(inside, target_ids, 0)
+            wanted = torch.where(inside, target_ids, 0).long()
             term = F.cross_entropy(draft_logits.flatten(0, 1).float(), wanted.flatten(), reduction="none")
             term = term.view(target_ids.shape)
             confidence = torch.exp(-term.detach())

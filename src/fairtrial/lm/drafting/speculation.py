@@ -17,7 +17,9 @@ from fairtrial.causal_lm.capture import evaluation_mode
 from fairtrial.causal_lm.layout import find_blocks
 from fairtrial.causal_lm.likelihood import cache_name
 from fairtrial.errors import InputError
+from fairtrial.lm.drafting.drafter import check_ids
 from fairtrial.lm.drafting.written import end_tokens
+from fairtrial.options import checked_count, checked_number
 
 
 class Drafter(Protocol):
@@ -58,7 +60,7 @@ def speculative_generate(
     do_sample: bool = False,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
-    **ignored: Any,
+    token_type_ids: torch.Tensor | None = None,
 ) -> Speculated:
     """Generate from a prompt as ``target.generate`` would, in fewer passes.
 
@@ -75,7 +77,10 @@ def speculative_generate(
     max_new_tokens
         At most so many; a token that ends texts ends this one.
     do_sample, temperature, generator
-        Sampling, at the temperature, from a random generator.
+        Sampling from all tokens, at the temperature, from a random generator; ``top_k`` and ``top_p`` of the target's
+        generation config are not applied.
+    token_type_ids
+        Not read: some tokenizers give them.
 
     Raises
     ------
@@ -216,10 +221,10 @@ def _check(
         raise InputError(f"input_ids has shape {tuple(ids.shape)}: give one prompt, (1, T)")
     if mask is not None and not bool(torch.as_tensor(mask).all()):
         raise InputError("attention_mask has zeros: give a prompt without padding")
-    if new < 1:
-        raise InputError(f"max_new_tokens={new}: give at least 1")
-    if do_sample and not temperature > 0:
-        raise InputError(f"temperature={temperature}: sampling needs a positive one")
+    check_ids("input_ids", ids, target.get_input_embeddings().weight.shape[0])
+    checked_count(new, "max_new_tokens")
+    if do_sample:
+        checked_number(temperature, "temperature", above=0)
     window = getattr(target.config, "max_position_embeddings", None)
     block = getattr(drafter.config, "block_size", 0)
     if window is not None and ids.shape[1] + new + block > window:

@@ -13,6 +13,7 @@ from fairtrial.errors import InputError
 from fairtrial.lm.drafting.drafter import BlockDrafter
 from fairtrial.lm.drafting.loss import DPACELoss
 from fairtrial.lm.drafting.written import Written, blocks_of, features_of, write
+from fairtrial.options import checked_count, checked_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +73,9 @@ class DrafterTrainer:
         lr: float = 1e-3,
         seed: int = 0,
     ) -> None:
-        if anchors < 1 or batch_size < 1 or not lr > 0:
-            raise InputError("anchors and batch_size must be at least 1, lr positive")
+        for name, count in (("anchors", anchors), ("batch_size", batch_size)):
+            checked_count(count, name)
+        checked_number(lr, "lr", above=0)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.loss = loss or DPACELoss()
         self.anchors, self.batch_size, self.lr, self.seed = anchors, batch_size, lr, seed
@@ -106,8 +108,9 @@ class DrafterTrainer:
 
         A drafter that was given a number of tokens as its vocabulary gets the commonest of these texts.
         """
-        if steps < 1:
-            raise InputError(f"steps={steps}: give at least 1")
+        checked_count(steps, "steps")
+        if not len(written):
+            raise InputError("written: no text to train on")
         if features is None:
             features = features_of(self.target, written, self.drafter.config.layers)
         self._choose_vocabulary(written)
@@ -177,6 +180,7 @@ def accepted_lengths(
     lengths : (n,) int64, tokens accepted in each verification, without the target's own.
     right : (B,) float, how often a block's position j was right, over all anchors of the texts.
     """
+    checked_count(batch, "batch")
     B = drafter.config.block_size
     drafter.eval()
     lengths, right, total = [], torch.zeros(B), torch.zeros(B)

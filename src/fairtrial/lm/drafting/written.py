@@ -14,6 +14,7 @@ import torch
 from fairtrial.causal_lm.capture import evaluation_mode
 from fairtrial.causal_lm.hidden import token_hidden_states
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count
 
 LOOP = 3  # times a 4-gram may recur before a text counts as looping
 
@@ -70,8 +71,10 @@ def write(
     InputError
         No text is long enough, or all loop.
     """
-    if isinstance(texts, str) or prompt_tokens < 2 or new_tokens < 2:
-        raise InputError("give a list of texts, and at least two tokens of prompt and of continuation")
+    if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
+        raise InputError("texts: give a list of at least one text, and nothing but texts")
+    for name, value, least in (("prompt_tokens", prompt_tokens, 2), ("new_tokens", new_tokens, 2), ("batch", batch, 1)):
+        checked_count(value, name, least=least)
     ids = tokenizer(list(texts), verbose=False)["input_ids"]
     prompts = [row[:prompt_tokens] for row in ids if len(row) >= prompt_tokens]
     if not prompts:

@@ -13,10 +13,11 @@ import torch
 
 from fairtrial.causal_lm.layout import ChainSpec, LinearView, block_layouts, find_blocks
 from fairtrial.errors import InputError
-from fairtrial.lm.editing.covariance import key_covariance, read_covariance
+from fairtrial.lm.editing.covariance import checked_layers, key_covariance, read_covariance
 from fairtrial.lm.editing.edits import Edit, check_edits
 from fairtrial.lm.editing.rows import rows_of
 from fairtrial.lm.editing.solving import Place, Solver, keys_and_outputs, solve, tuned
+from fairtrial.options import checked_number
 
 RIDGE = 1e-2  # of the mean diagonal, added to the covariance of keys
 
@@ -104,12 +105,13 @@ class Editor(ABC):
         solver: Solver | None = None,
         spec: ChainSpec | None = None,
     ) -> None:
-        if not 0 <= decay < 1:
-            raise InputError(f"decay={decay}: give a share in [0, 1)")
-        self.model, self.tokenizer, self.solver, self.decay = model, tokenizer, solver or Solver(), decay
+        if callable(hooks) or not all(callable(hook) for hook in hooks):
+            raise InputError(f"hooks={hooks!r}: give a list of hooks, such as [NormAnchor()]")
+        self.decay = checked_number(decay, "decay", least=0, below=1)
+        self.model, self.tokenizer, self.solver = model, tokenizer, solver or Solver()
         self.hooks = list(hooks)
         _, self._blocks = find_blocks(model, spec)
-        self.layers = _checked_layers(layers, len(self._blocks))
+        self.layers = checked_layers(layers, len(self._blocks))
         self._views = _last_linears(model, self.layers, spec)
         self._weights = {layer: view.weight.detach().float().clone() for layer, view in self._views.items()}
         self._originals = {layer: weight.clone() for layer, weight in self._weights.items()}
@@ -122,10 +124,12 @@ class Editor(ABC):
         else:
             raise InputError("give covariance=, or text= to take the covariance of keys on")
         self.text = text
-        self._factor = {
-            layer: torch.linalg.cholesky(_ridged(C).to(self._views[layer].parameter.device))
-            for layer, C in self.covariances.items()
-        }
+        self._factor = {}
+        for layer, C in self.covariances.items():
+            factor, failed = torch.linalg.cholesky_ex(_ridged(C).to(self._views[layer].parameter.device))
+            if failed:
+                raise InputError(f"layer {layer}: the covariance of keys is not positive: take it on other text")
+            self._factor[layer] = factor
 
     # ------------------------------------------------------------------------------------------------------------ edits
 
@@ -278,9 +282,7 @@ class MEMIT(ValueEditor):
 
     def __init__(self, *args: Any, covariance_weight: float = 20.0, **how: Any) -> None:
         super().__init__(*args, **how)
-        if not covariance_weight >= 0:
-            raise InputError(f"covariance_weight={covariance_weight}: give 0 or more")
-        self.covariance_weight = covariance_weight
+        self.covariance_weight = checked_number(covariance_weight, "covariance_weight", least=0)
 
     def _factors(self, layer: int, keys: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         solved = self._solved_keys(layer, keys)  # (m, n)
@@ -310,9 +312,8 @@ class AlphaEdit(ValueEditor):
 
     def __init__(self, *args: Any, null_threshold: float = 2e-2, ridge: float = 10.0, **how: Any) -> None:
         super().__init__(*args, **how)
-        if not ridge > 0:
-            raise InputError(f"ridge={ridge}: give a positive number")
-        self.ridge = ridge
+        self.ridge = checked_number(ridge, "ridge", above=0)
+        null_threshold = checked_number(null_threshold, "null_threshold", above=0)
         self._bases, self.free_ = {}, {}
         for layer, C in self.covariances.items():
             values, vectors = torch.linalg.eigh(C.double())
@@ -351,13 +352,6 @@ class FineTune(Editor):
 
 def _ridged(C: torch.Tensor) -> torch.Tensor:
     return C + RIDGE * C.diagonal().mean() * torch.eye(len(C))
-
-
-def _checked_layers(layers: Sequence[int], n: int) -> list[int]:
-    found = sorted({int(layer) + n if -n <= int(layer) < 0 else int(layer) for layer in layers})
-    if not found or found[0] < 0 or found[-1] >= n:
-        raise InputError(f"layers={list(layers)}: the model has blocks 0..{n - 1}")
-    return found
 
 
 def _last_linears(model: Any, layers: Sequence[int], spec: ChainSpec | None) -> dict[int, LinearView]:

@@ -40,9 +40,15 @@ class Edit:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"an edit's {name} is {value!r}: give a text")
+        if isinstance(self.paraphrases, str) or isinstance(self.neighbours, str):
+            raise InputError(f"paraphrases and neighbours of {self.subject!r}: give lists")
         for template in (self.prompt, *self.paraphrases):
-            if template.count("{}") != 1:
+            if not isinstance(template, str) or template.count("{}") != 1:
                 raise InputError(f"prompt {template!r}: write {{}} once, where the subject {self.subject!r} goes")
+
+        for pair in self.neighbours:
+            if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+                raise InputError(f"neighbour {pair!r} of {self.subject!r}: give a pair of texts, prompt and answer")
 
     @property
     def question(self) -> str:
@@ -52,7 +58,7 @@ class Edit:
 
 def check_edits(edits: Sequence[Edit]) -> None:
     """Refuse an empty list, and two edits of one question with different targets."""
-    if isinstance(edits, Edit) or not len(edits):
+    if not isinstance(edits, Sequence) or not len(edits):
         raise InputError("edits: give a list of at least one Edit")
     first: dict[tuple[str, str], int] = {}
     for i, edit in enumerate(edits):
@@ -92,7 +98,7 @@ def read_edits(path: str | Path) -> list[Edit]:
             rows = json.loads(text)
         else:
             rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{file} is not JSON: {error}") from None
     if not isinstance(rows, list) or not rows:
         raise InputError(f"{file}: no edits in it")

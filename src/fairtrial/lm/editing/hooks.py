@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Literal
@@ -10,7 +11,8 @@ import torch
 
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.lm.editing.editors import EditContext, ValueEditor
-from fairtrial.lm.editing.edits import Edit
+from fairtrial.lm.editing.edits import Edit, check_edits
+from fairtrial.options import checked_number
 
 Reference = Literal["solved", "output", "per-edit"]
 PROBES = 32  # edits on which the anchor is taken
@@ -60,8 +62,10 @@ class NormAnchor:
             raise UnknownNameError("reference", reference, ["solved", "output", "per-edit"])
         self.reference = reference
         self.factor = _factor(when)
+        if anchor_prompts is not None:
+            check_edits(anchor_prompts)
         self.anchor_prompts = anchor_prompts
-        self.rho = rho
+        self.rho = None if rho is None else checked_number(rho, "rho", above=0)
 
     def prepare(self, editor: ValueEditor, edits: Sequence[Edit]) -> None:
         """Take rho from edits, on the model's original weights, unless it is known."""
@@ -109,9 +113,7 @@ class ClampIncrement:
     """A rival: values may move from the present output by at most ``max_ratio`` times the output's norm."""
 
     def __init__(self, max_ratio: float = 1.0) -> None:
-        if not max_ratio > 0:
-            raise InputError(f"max_ratio={max_ratio}: give a positive number")
-        self.max_ratio = max_ratio
+        self.max_ratio = checked_number(max_ratio, "max_ratio", above=0)
 
     def __call__(self, values: torch.Tensor, context: EditContext) -> torch.Tensor:
         """Return values (n, d) near enough to the outputs."""
@@ -124,7 +126,7 @@ class CurrentAnchor:
     """A control: anchors to the mean norm of the values solved lately, on weights that have changed already."""
 
     def __init__(self, keep: float = 0.9) -> None:
-        self.keep = keep
+        self.keep = checked_number(keep, "keep", least=0, below=1)
         self.mean: float | None = None
 
     def __call__(self, values: torch.Tensor, context: EditContext) -> torch.Tensor:
@@ -154,6 +156,6 @@ def _factor(when: str) -> float:
         factor = float(number)
     except ValueError:
         factor = -1.0
-    if name != "exceeds" or not factor > 0:
+    if name != "exceeds" or not 0 < factor < math.inf:
         raise InputError(f"when={when!r}: give 'always' or 'exceeds:2', a number times the anchor")
     return factor

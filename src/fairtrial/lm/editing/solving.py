@@ -18,6 +18,7 @@ from fairtrial.causal_lm.likelihood import cache_name
 from fairtrial.errors import InputError
 from fairtrial.lm.editing.edits import Edit
 from fairtrial.lm.editing.rows import PREFIXES, Rows, essence_rows, rows_of
+from fairtrial.options import checked_count, checked_number
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,14 @@ class Solver:
     prefixes: tuple[str, ...] = PREFIXES
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not self.lr > 0 or not self.clamp > 0 or self.kl < 0 or self.weight_decay < 0:
-            raise InputError(
-                "solver: steps must be at least 1, lr and clamp positive, kl and weight_decay not negative"
-            )
-        if isinstance(self.prefixes, str) or not self.prefixes:
-            raise InputError("solver: prefixes must be a list of at least one text")
+        checked_count(self.steps, "steps")
+        for name in ("lr", "clamp"):
+            checked_number(getattr(self, name), name, above=0)
+        for name in ("kl", "weight_decay"):
+            checked_number(getattr(self, name), name, least=0)
+        texts = isinstance(self.prefixes, list | tuple) and all(isinstance(text, str) for text in self.prefixes)
+        if not texts or not self.prefixes:
+            raise InputError(f"prefixes={self.prefixes!r}: give a list of at least one text")
 
 
 @dataclass(frozen=True, eq=False)

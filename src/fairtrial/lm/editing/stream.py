@@ -17,6 +17,7 @@ from fairtrial.lm.editing.editors import Editor, ValueEditor, Write
 from fairtrial.lm.editing.edits import Edit, check_edits
 from fairtrial.lm.editing.hooks import NormAnchor
 from fairtrial.lm.editing.scoring import answered
+from fairtrial.options import checked_count
 from fairtrial.seeds import generator
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class EditStream:
     def __init__(
         self, editor: Editor, *, batch_size: int = 8, check_every: int = 64, text: Any = None, tokens: int = 2048
     ) -> None:
-        if batch_size < 1 or check_every < 1 or tokens < 2:
-            raise InputError("batch_size and check_every must be at least 1, tokens at least 2")
+        batch_size, check_every = checked_count(batch_size, "batch_size"), checked_count(check_every, "check_every")
+        tokens = checked_count(tokens, "tokens", least=2)
         if editor.writes:
             raise InputError("the editor has written already: give one of the unedited model, or EditStream.load")
         self.editor, self.batch_size, self.check_every = editor, batch_size, check_every

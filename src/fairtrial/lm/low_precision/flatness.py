@@ -10,6 +10,7 @@ from torch import nn
 
 from fairtrial.causal_lm.capture import evaluation_mode
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count, checked_number
 from fairtrial.seeds import torch_generator
 
 if TYPE_CHECKING:
@@ -56,8 +57,12 @@ def loss_rise(
     """
     import pandas as pd
 
-    if draws < 2 or not sigmas or min(sigmas) < 0:
-        raise InputError(f"draws={draws}, sigmas={tuple(sigmas)}: give at least two draws, and shares of at least 0")
+    checked_count(draws, "draws", least=2)
+    if not sigmas:
+        raise InputError("sigmas=(): give at least one share")
+    for sigma in sigmas:
+        checked_number(sigma, "sigmas", least=0)
+    skip = (skip,) if isinstance(skip, str) else tuple(skip)
     weights = [
         layer.weight
         for name, layer in model.named_modules()
@@ -69,16 +74,18 @@ def loss_rise(
     with evaluation_mode(model):
         start = float(model(ids, labels=ids).loss)
         rows = []
-        for sigma in sigmas:
-            rises = []
-            for draw in range(draws):
-                generator = torch_generator(seed, "weight noise", draw)
-                for weight, own in zip(weights, kept, strict=True):
-                    noise = torch.randn(own.shape, generator=generator).to(own.device, own.dtype)
-                    weight.copy_(own + sigma * own.norm(dim=1, keepdim=True) * noise / own.shape[1] ** 0.5)
-                rises.append(float(model(ids, labels=ids).loss) - start)
-            found = torch.tensor(rises, dtype=torch.float64)
-            rows.append({"sigma": sigma, "rise": float(found.mean()), "error": float(found.std() / draws**0.5)})
+        try:
+            for sigma in sigmas:
+                rises = []
+                for draw in range(draws):
+                    generator = torch_generator(seed, "weight noise", draw)
+                    for weight, own in zip(weights, kept, strict=True):
+                        noise = torch.randn(own.shape, generator=generator).to(own.device, own.dtype)
+                        weight.copy_(own + sigma * own.norm(dim=1, keepdim=True) * noise / own.shape[1] ** 0.5)
+                    rises.append(float(model(ids, labels=ids).loss) - start)
+                found = torch.tensor(rises, dtype=torch.float64)
+                rows.append({"sigma": sigma, "rise": float(found.mean()), "error": float(found.std() / draws**0.5)})
+        finally:
             for weight, own in zip(weights, kept, strict=True):
                 weight.copy_(own)
     return pd.DataFrame(rows)

@@ -24,6 +24,7 @@ from fairtrial.lm.low_precision.nvfp4 import BLOCK
 from fairtrial.lm.low_precision.products import Noise, quantized_matmul
 from fairtrial.lm.low_precision.recipe import Recipe, make_recipe
 from fairtrial.lm.low_precision.transformer import AttentionProducts
+from fairtrial.options import checked_count
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +189,6 @@ def _last(names: list[str], count: int) -> set[str]:
     """Return the names that belong to the last ``count`` blocks, blocks being the first number in a name."""
     numbers = {name: int(found.group(1)) for name in names if (found := re.search(r"(?:^|\.)(\d+)\.", name))}
     blocks = sorted({*numbers.values()})
-    if not isinstance(count, int) or not 0 <= count <= len(blocks):
-        raise InputError(f"skip_last={count!r}: the model has {len(blocks)} numbered blocks")
+    checked_count(count, "skip_last", least=0, most=len(blocks))
     last = blocks[len(blocks) - count :]
     return {name for name, number in numbers.items() if number in last}

@@ -38,6 +38,7 @@ from fairtrial.lm.low_precision.transformer import (
     split_heads,
     with_loss,
 )
+from fairtrial.options import checked_number
 from fairtrial.seeds import torch_generator
 
 
@@ -55,8 +56,7 @@ class NGPTConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.step <= 1:
-            raise InputError(f"step={self.step!r}: give a share from 0 to 1, of the order of 1 / layers")
+        checked_number(self.step, "step", least=0, most=1)
 
 
 class StoredScaled(nn.Module):

@@ -19,6 +19,7 @@ import torch
 
 from fairtrial.errors import InputError
 from fairtrial.lm.low_precision.rounding import E2M1_MAX, E4M3_MAX, check_device, round_e2m1, round_e2m1_, round_e4m3
+from fairtrial.options import checked_count
 
 BLOCK = 16
 
@@ -96,8 +97,7 @@ def quantize_nvfp4(
     """
     check_float(x)
     check_options(rounding, scale_rounding, block)
-    if not -x.ndim <= axis < x.ndim:
-        raise InputError(f"axis={axis}: the tensor has {x.ndim} axes: give one of them")
+    checked_count(axis, "axis", least=-x.ndim, most=x.ndim - 1)
     if x.shape[axis] % BLOCK or not x.numel():
         raise InputError(
             f"axis {axis} has length {x.shape[axis]}, which is not made of blocks of {BLOCK}: pad it with zeros first "

@@ -12,6 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairtrial.errors import InputError
 from fairtrial.lm.low_precision.nvfp4 import BLOCK, fake_quantize
 from fairtrial.lm.low_precision.recipe import Operand, Recipe
 from fairtrial.lm.low_precision.rotation import rotate
@@ -75,6 +76,8 @@ def quantized_matmul(
     torch.Tensor
         (..., M, N) in the dtype of ``a``; differentiable once.
     """
+    if a.shape[-1] != b.shape[-1]:  # filled up with zeros, both might fit
+        raise InputError(f"{tuple(a.shape)} and {tuple(b.shape)} do not contract: their last axes differ in length")
     return _Product.apply(a, b, bias, recipe, noise, grad_amax)
 
 
@@ -169,7 +172,7 @@ def delayed_scale(g: torch.Tensor, history: torch.Tensor | None) -> torch.Tensor
 
     ``history``, a scalar that is 0 at first, is given this gradient's largest value, unless that is 0 or not finite.
     """
-    amax = g.detach().abs().amax().float()
+    amax = g.detach().abs().amax().float() if g.numel() else torch.zeros((), device=g.device)
     last = amax if history is None else torch.where(history == 0, amax, history)
     if history is not None:
         history.copy_(torch.where((amax > 0) & amax.isfinite(), amax, history))

@@ -130,7 +130,8 @@ def dot_product_snr(
     Returns
     -------
     pandas.DataFrame
-        A row a layer, in the order in which they run: ``layer`` and the fields of :class:`DotProducts`.
+        A row a layer that was given a token, in the order in which they run: ``layer`` and the fields of
+        :class:`DotProducts`.
 
     Raises
     ------
@@ -140,12 +141,16 @@ def dot_product_snr(
     import pandas as pd
 
     skip = (skip,) if isinstance(skip, str) else tuple(skip)
+    if tensor_scale == "pow2-delayed":
+        raise InputError("tensor_scale='pow2-delayed' is for gradients: give a number or 'tensor'")
     operand, noise = Operand(tensor_scale=tensor_scale), Noise()
     mask = _mask(batch)
     rows: list[dict[str, Any]] = []
 
     def read(name: str, layer: nn.Linear, inputs: torch.Tensor) -> None:
         x = _tokens(inputs.detach(), mask).float()
+        if not len(x):  # an expert no token was sent to
+            return
         w = layer.weight.detach().float()
         if not (bool(x.isfinite().all()) and bool(w.isfinite().all())):
             raise InputError(f"{name}: its inputs or weights are not finite: see nonfinite_layers for where it starts")
@@ -219,6 +224,5 @@ def _mask(batch: torch.Tensor | Mapping[str, Any]) -> torch.Tensor | None:
 
 def _tokens(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return the inputs (n, d) of the tokens that count."""
-    if mask is not None and mask.shape == x.shape[:-1]:
-        return x[mask.to(x.device)]
-    return x.reshape(-1, x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1])  # some layers are given all tokens in a row
+    return flat[mask.flatten().to(x.device)] if mask is not None and mask.numel() == len(flat) else flat

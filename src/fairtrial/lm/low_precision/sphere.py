@@ -110,19 +110,22 @@ def normalize_matrices(matrices: Iterable[SphereMatrix]) -> None:
     Raises
     ------
     InputError
-        A vector of zeros, which has no direction; nothing is changed then.
+        A vector of zeros or one that is not finite, which has no direction; nothing is changed then.
     """
     matrices = list(matrices)
     lengths = [_lengths(matrix) for matrix in matrices]
-    if bool((torch.stack([length.min() for length in lengths]) == 0).any()):
+    if not bool(torch.stack([_directed(length).all() for length in lengths]).all()):
         name, row = next(
-            (m.name, int((length == 0).flatten().nonzero()[0]))
+            (m.name, int((~_directed(length)).flatten().nonzero()[0]))
             for m, length in zip(matrices, lengths, strict=True)
-            if bool((length == 0).any())
+            if not bool(_directed(length).all())
         )
-        raise InputError(f"{name}: vector {row} is all zeros and has no direction: initialise it, or leave it out")
+        raise InputError(
+            f"{name}: vector {row} is all zeros or not finite and has no direction: initialise it, leave it out, or "
+            "lower the learning rate"
+        )
     for matrix, length in zip(matrices, lengths, strict=True):
-        matrix.weight.div_(length.to(matrix.weight.dtype))
+        matrix.weight.copy_(matrix.weight / length)  # rounded once
         setattr(matrix.weight, _MARK, matrix.weight._version)
 
 
@@ -140,6 +143,10 @@ def check_on_sphere(matrices: Iterable[SphereMatrix]) -> None:
                 "HypersphereHook(model).attach(optimizer), or other weights were loaded: attach it, or normalize()"
             )
         setattr(weight, _MARK, weight._version)
+
+
+def _directed(length: torch.Tensor) -> torch.Tensor:
+    return (length > 0) & length.isfinite()
 
 
 def _lengths(matrix: SphereMatrix) -> torch.Tensor:

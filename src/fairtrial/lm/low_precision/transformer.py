@@ -14,6 +14,7 @@ from fairtrial.errors import InputError
 from fairtrial.lm.low_precision.nvfp4 import BLOCK
 from fairtrial.lm.low_precision.products import Noise, quantized_matmul
 from fairtrial.lm.low_precision.recipe import Recipe
+from fairtrial.options import checked_count, checked_number
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,10 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "layers", "heads", *(["hidden"] if self.hidden is not None else [])):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}={value!r}: give a whole number of at least 1")
+            checked_count(getattr(self, name), name)
         if self.width % self.heads or self.width // self.heads % 2:
             raise InputError(f"width={self.width} is not {self.heads} heads of even length: change width or heads")
-        if not self.rope_base > 1:
-            raise InputError(f"rope_base={self.rope_base!r}: give a number above 1, such as 10000")
+        checked_number(self.rope_base, "rope_base", above=1)
         if self.tie_embeddings:
             raise InputError(
                 "tie_embeddings=True: tied embeddings are not supported, as input and output embeddings lie on the "
@@ -140,7 +138,7 @@ def with_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> LMOutput:
     """Return the output, with the mean loss of each token given those before it; labels of -100 do not count."""
     if labels is None:
         return LMOutput(logits)
-    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().long())
     return LMOutput(logits, loss)
 
 
@@ -154,5 +152,9 @@ def check_ids(ids: object, labels: object, vocab_size: int) -> None:
         raise InputError(f"labels of shape {tuple(labels.shape)} for ids of {tuple(ids.shape)}: give the ids as labels")
     if not ids.numel():
         raise InputError("ids: the batch is empty")
+    if labels is not None and ids.shape[1] < 2:
+        raise InputError("labels: texts of one token have no next one: give at least two")
+    if isinstance(labels, torch.Tensor) and labels.device.type == "cpu" and int(labels.max()) >= vocab_size:
+        raise InputError(f"labels reach to {int(labels.max())}, but vocab_size is {vocab_size}")
     if ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise InputError(f"ids reach from {int(ids.min())} to {int(ids.max())}, but vocab_size is {vocab_size}")

@@ -25,8 +25,8 @@ from fairtrial.errors import InputError, UnknownNameError
 Pooling = Literal["last", "mean"]
 
 
-def as_states(states: Any, name: str = "states") -> torch.Tensor:
-    """Return a caller's states or directions as a float64 tensor on the CPU, detached.
+def as_states(states: Any, name: str = "states", *, dtype: torch.dtype | None = torch.float64) -> torch.Tensor:
+    """Return a caller's states or directions as a tensor on the CPU, detached; ``dtype=None`` leaves theirs.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def as_states(states: Any, name: str = "states") -> torch.Tensor:
         raise InputError(f"{name}: give an array of numbers, not {type(states).__name__} of something else") from None
     if X.is_complex():
         raise InputError(f"{name} are complex: give real numbers")
-    return X.detach().to("cpu", torch.float64)
+    return X.detach().to("cpu", dtype)
 
 
 def hidden_states(

@@ -8,9 +8,16 @@ from torch.nn import functional as F
 from fairtrial.errors import InputError
 from fairtrial.testing import check_trial
 from fairtrial.training.decentralized_bilevel import DecentralizedBilevel, Problem, QuadraticOracle, Ring
+from fairtrial.training.decentralized_bilevel.learning import (
+    cleaning_pieces,
+    deal,
+    gradient_noise,
+    language_pieces,
+    shard,
+)
 from fairtrial.training.decentralized_bilevel.problem import Pieces, Variable, combined
 from fairtrial.training.decentralized_bilevel.recursion import Recursion
-from fairtrial.training.decentralized_bilevel.study import Noise, cleaning_pieces, march, shard
+from fairtrial.training.decentralized_bilevel.study import Noise, march
 from fairtrial.training.decentralized_bilevel.trial import (
     METHOD,
     BilevelParams,
@@ -74,6 +81,52 @@ def test_shards_have_flipped_training_labels_and_clean_validation():
     assert torch.equal(data.valid_x[..., 0].long(), data.valid_y)
     assert torch.equal(data.x[..., 0].long() != data.y, data.wrong)
     assert float(data.wrong.float().mean()) == pytest.approx(0.4, abs=0.05)
+
+
+def test_the_closed_form_of_next_tokens_is_the_gradient_of_its_losses():
+    g = torch.Generator().manual_seed(0)
+    n, d, classes, b, groups = 2, 3, 4, 6, torch.tensor([0, 1, 1, 0])
+
+    def upper(x, y, batch):
+        return F.cross_entropy(batch["input"] @ y.T, batch["label"])
+
+    def lower(x, y, batch):
+        return upper(x, y, batch) + 0.5 * (x.exp()[groups] * y.square().sum(1)).sum()
+
+    x, y = torch.zeros(2, dtype=torch.float64), torch.zeros(classes, d, dtype=torch.float64)
+    pieces = Pieces(upper, lower, Variable(x, "x"), Variable(y, "y"))
+    w = torch.randn(n, 2 + 2 * d * classes, generator=g, dtype=torch.float64)
+    inputs = torch.randn(2, 1, n, b, d, generator=g, dtype=torch.float64)
+    labels = torch.randint(classes, (2, 1, n, b), generator=g)
+    ((expected, _),) = pieces.rows([w], *({"input": inputs[k, 0], "label": labels[k, 0]} for k in (0, 1)))
+    sets = [(inputs[k], labels[k], labels[k]) for k in (0, 1)]
+    assert torch.allclose(language_pieces(w[None, None, None], *sets, groups)[0, 0, 0], expected)
+
+
+def test_texts_are_dealt_out_whole_and_once():
+    y = torch.arange(20)[:, None].expand(-1, 5)  # every token tells its text
+    data = deal(y[..., None].float(), y, (torch.zeros(5, 1), torch.zeros(5, dtype=torch.long)), range(3), n=4)
+    assert data.y.shape == (3, 4, 20)
+    assert data.valid_y.shape == (3, 4, 5)
+    for seed in range(3):
+        assert sorted(torch.cat([data.y[seed], data.valid_y[seed]], 1).flatten().tolist()) == sorted([*range(20)] * 5)
+    assert torch.equal(data.x[..., 0].long(), data.y)
+    with pytest.raises(InputError, match="7 texts are too few for 4 nodes: give 8"):
+        deal(y[:7, :, None].float(), y[:7], (y, y), [0], n=4)
+
+
+def test_gradient_noise_is_what_gradients_of_samples_differ_by():
+    y = torch.arange(8)[:, None] % 3
+    data = deal(torch.randn(8, 1, 2), y, (torch.randn(3, 2), torch.arange(3)), [0], n=4)
+    model = data.models([0])[0, 0].unflatten(0, (3, 2)).requires_grad_()
+    each = torch.stack([
+        torch.autograd.grad(F.cross_entropy(x @ model.T, label), model)[0]
+        for x, label in zip(data.x[0], data.y[0], strict=True)
+    ])  # fmt: skip
+    expected = (each - each.mean(0)).flatten(1).norm(dim=1)
+    found = gradient_noise(data, 0, tokens=1, draws=1000)
+    assert np.allclose(np.unique(found.round(5)), np.unique(expected.detach().numpy().round(5)), atol=2e-5)
+    assert gradient_noise(data, 0, tokens=64, draws=1000).mean() < found.mean() / 4
 
 
 def test_tuning_goes_on_until_the_best_is_inside():

@@ -32,6 +32,7 @@ METHODS = ("direction", "kernel", "shrinkage")
 DEPTHS = (0.4, 0.9)  # of candidate layers
 TEMPERATURE = 0.1  # of the kernel
 SHRINKAGE = 0.5
+AT_ONCE = 64  # states that are scored at once, for the processor's cache
 FEWEST_TO_LEAVE_OUT = 4  # references; with fewer, leaving one out leaves nothing to compare
 FEWEST_TO_CALIBRATE = 30
 
@@ -146,7 +147,7 @@ class DifficultyProbe:
     def transform(self, prompts: Any, lengths: Any = None) -> np.ndarray:
         """Return scores by candidate layer, (n, L); arguments as in :meth:`predict`."""
         if isinstance(prompts, np.ndarray | torch.Tensor):
-            return self._layer_scores(_three(prompts), lengths)
+            return self._layer_scores(_three(prompts, dtype=None), lengths)
         return self._layer_scores(*self.states(prompts))
 
     def states(self, prompts: Sequence[str]) -> tuple[torch.Tensor, np.ndarray]:
@@ -276,20 +277,21 @@ class DifficultyProbe:
 
     def _frame(self, H: torch.Tensor, lengths: Any) -> torch.Tensor:
         """Return states (m, L, d) in the frame, float64."""
-        X = H.double()
-        if X.ndim != 3 or X.shape[1:] != self._mean.shape:
+        self._check_shape(H)
+        Z = (H.double() - self._mean) / self._scale
+        _check_finite(Z)
+        return Z if self._slope is None else Z - self._centred(lengths, len(H))[:, None, None] * self._slope
+
+    def _check_shape(self, H: torch.Tensor) -> None:
+        if H.ndim != 3 or H.shape[1:] != self._mean.shape:
             fitted = [str(size) for size in self._mean.shape]
             raise InputError(
-                f"states have shape {tuple(X.shape)}: the probe was fitted on (n, L, d) = (n, {', '.join(fitted)})"
+                f"states have shape {tuple(H.shape)}: the probe was fitted on (n, L, d) = (n, {', '.join(fitted)})"
             )
-        if not bool(torch.isfinite(X).all()):
-            bad = int((~torch.isfinite(X)).flatten(1).any(1).nonzero()[0])
-            raise InputError(f"the states of prompt {bad} are not finite")
-        Z = (X - self._mean) / self._scale
-        if self._slope is None:
-            return Z
-        logs = _log_lengths(() if lengths is None else lengths, len(X)) - self._log_length
-        return Z - logs[:, None, None] * self._slope
+
+    def _centred(self, lengths: Any, n: int) -> torch.Tensor:
+        """Return the logs of n lengths less that of the frame."""
+        return _log_lengths(() if lengths is None else lengths, n) - self._log_length
 
     def _raw(self, Z: torch.Tensor) -> torch.Tensor:
         """Return the scores of framed states by layer, (m, L)."""
@@ -300,7 +302,18 @@ class DifficultyProbe:
     def _layer_scores(self, H: torch.Tensor, lengths: Any) -> np.ndarray:
         if not hasattr(self, "weights_"):
             raise InputError("the probe is not fitted: call fit with reference prompts and their difficulties")
-        return self._raw(self._frame(H, lengths if self._slope is not None else None)).numpy()
+        if self.method == "kernel":
+            return self._raw(self._frame(H, lengths)).numpy()
+        # What the frame and the direction do to a state is one product: no state is copied, some at a time are widened.
+        self._check_shape(H)
+        w = _unit(self._w)
+        a = w / self._scale
+        scores = torch.cat([torch.einsum("mld,ld->ml", some.double(), a) for some in H.split(AT_ONCE)])
+        scores -= (a * self._mean).sum(1)
+        if self._slope is not None:
+            scores -= self._centred(lengths, len(H))[:, None] * (w * self._slope).sum(1)
+        _check_finite(scores)
+        return scores.numpy()
 
     def _combine(self, scores: np.ndarray) -> np.ndarray:
         """Return the weighted mean over layers, of all but kernel scores in units of the pool's spread."""
@@ -427,9 +440,9 @@ def concordance(truth: Any, score: Any) -> float:
     return float((right.mean() + 1) / 2)
 
 
-def _three(states: Any) -> torch.Tensor:
+def _three(states: Any, *, dtype: torch.dtype | None = torch.float64) -> torch.Tensor:
     """Return states as (n, L, d)."""
-    H = as_states(states)
+    H = as_states(states, dtype=dtype)
     if H.ndim not in (2, 3) or not len(H):
         raise InputError(f"states have shape {tuple(H.shape)}: give (n, L, d) or (n, d) of at least one prompt")
     return H[:, None] if H.ndim == 2 else H
@@ -480,7 +493,19 @@ def _direction(Z: torch.Tensor, d: torch.Tensor, method: Method) -> torch.Tensor
 
 def _project(Z: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Return <z, w> / (|w| sqrt(d)) of each layer, (m, L)."""
-    return torch.einsum("mld,ld->ml", Z, w) / (w.norm(dim=1) * Z.shape[2] ** 0.5).clamp_min(1e-300)
+    return torch.einsum("mld,ld->ml", Z, _unit(w))
+
+
+def _unit(w: torch.Tensor) -> torch.Tensor:
+    """Return directions (L, d) of length 1 / sqrt(d)."""
+    return w / (w.norm(dim=1, keepdim=True) * w.shape[1] ** 0.5).clamp_min(1e-300)
+
+
+def _check_finite(values: torch.Tensor) -> None:
+    """Refuse states, or scores, (m, ...) that are not numbers."""
+    if not bool(torch.isfinite(values).all()):
+        bad = int((~torch.isfinite(values)).flatten(1).any(1).nonzero()[0])
+        raise InputError(f"the states of prompt {bad} are not finite")
 
 
 def _kernel(Z: torch.Tensor, references: torch.Tensor, d: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Many runs at once: seeds, graphs and rates as leading dimensions of the same tensors, on problems with an answer.
+"""Many runs at once: seeds, graphs and rates as leading dimensions of the same tensors, on a problem with an answer.
 
 What runs is :class:`~.recursion.Recursion`, or a baseline of its interface, on the gradient pieces of the quadratic
-oracle or of data cleaning; only the loop over steps is a loop.
+oracle; only the loop over steps is a loop. Problems of real data are in :mod:`.learning`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fairtrial.seeds import generator, torch_generator
+from fairtrial.seeds import torch_generator
 from fairtrial.training.decentralized_bilevel.baselines import (
     ClippedSGD,
     Momentum,
@@ -196,165 +195,3 @@ def run_oracle(
         "evaluations": np.array([row[0] for row in rows]), "gaps": gaps, "slopes": slopes,
         "megabytes": np.array(edges) * 8 * sum(oracle.sizes) * (1 + rule.tracks) * steps / 1e6,
     }  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------------------- data cleaning
-
-
-@dataclass(frozen=True)
-class Shards:
-    """Examples of S seeds spread over n nodes: inputs (S, n, M, d), labels (S, n, M), which are wrong (S, n, M)."""
-
-    x: Tensor
-    y: Tensor
-    wrong: Tensor
-    valid_x: Tensor
-    valid_y: Tensor
-    test_x: Tensor  # (T, d)
-    test_y: Tensor  # (T,)
-
-
-def shard(
-    x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], seeds: Sequence[int], *, n: int, train: int, valid: int,
-    concentration: float, flipped: float,
-) -> Shards:  # fmt: skip
-    """Deal examples (N, d) out to nodes whose class shares are Dirichlet draws, and flip labels of the training ones.
-
-    Every node gets ``train`` examples with a share ``flipped`` of labels drawn from the other classes, and ``valid``
-    clean ones of the same class shares; examples are drawn without replacement while a class lasts.
-    """
-    classes = int(y.max()) + 1
-    size = train + valid
-    index, labels, wrong = [], [], []
-    for seed in seeds:
-        rng = generator(seed, "shards")
-        for share in rng.dirichlet(np.full(classes, concentration), n):
-            drawn = rng.choice(classes, size, p=share)
-            index.append([int(rng.choice(np.flatnonzero(y.numpy() == c))) for c in drawn])
-            bad = (np.arange(size) < train) & (rng.random(size) < flipped)
-            labels.append(np.where(bad, (drawn + rng.integers(1, classes, size)) % classes, drawn))
-            wrong.append(bad)
-    shape = (len(seeds), n, size)
-    at = torch.tensor(index).reshape(shape)
-    given, bad = (torch.from_numpy(np.stack(v)).reshape(shape) for v in (labels, wrong))
-    inputs = x[at]
-    return Shards(
-        inputs[:, :, :train], given[:, :, :train], bad[:, :, :train], inputs[:, :, train:], given[:, :, train:], *test
-    )
-
-
-def run_cleaning(
-    label: str,
-    data: Shards,
-    mixing: np.ndarray,
-    seeds: Sequence[int],
-    rates: Tensor,
-    clips: Tensor,
-    *,
-    evaluations: int,
-    batch: int,
-    p: float,
-) -> dict[str, np.ndarray]:
-    """Run a candidate on data cleaning with a linear classifier.
-
-    Parameters
-    ----------
-    rates, clips : (R,)
-    seeds : S
-        Of initial weights and batches.
-
-    Returns
-    -------
-    ``accuracy`` of the averaged model, ``node_accuracy`` (mean over the nodes' own), ``auc`` of the weights for flipped
-    labels, ``consensus``: (R, S) each.
-    """
-    s, n, m, d = data.x.shape
-    classes = int(max(data.test_y.max(), data.y.max())) + 1
-    weights = torch.stack([torch.randn(classes, d, generator=torch_generator(seed, "weights")) for seed in seeds])
-    y0 = (0.5 / d**0.5 * weights).flatten(1)[None, :, None].expand(len(rates), s, n, -1)
-    w = torch.cat([torch.zeros(len(rates), s, n, m), y0, y0], -1)
-    py = classes * d
-    sizes, lengths = [m, py, py], [m, m, py, py, py]
-    # A weight is one of m in a mean: plain steps along x are m times longer, or weights would hardly move.
-    length = float(y0[0, :, 0].norm(dim=-1).mean())
-    scales = [m**0.5, length, length] if label in NORMALISED else [float(m), 1.0, 1.0]
-    combine = partial(combined, sizes=sizes)
-    rule = start(label, w, sizes, scales, combine, p, *(v.to(w)[:, None, None, None] for v in (rates, clips)))
-    sources = [torch_generator(seed, "batches") for seed in seeds]
-
-    def batch_of(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        index = torch.stack([torch.randint(inputs.shape[2], (n, batch), generator=g) for g in sources])  # (S, n, b)
-        return inputs.gather(2, index[..., None].expand(-1, -1, -1, d)), labels.gather(2, index), index
-
-    def sample(*points: Tensor) -> tuple[Tensor, ...]:
-        upper, lower = batch_of(data.valid_x, data.valid_y), batch_of(data.x, data.y)
-        return tuple(cleaning_pieces(torch.stack(points), upper, lower, classes))
-
-    def pair(w: Tensor, before: Tensor) -> tuple[Tensor, ...]:
-        return sample(w, before) if rule.evaluations == 2 else sample(w) * 2
-
-    first = first_estimate(torch.stack([sample(w)[0] for _ in range(FIRST)]), lengths, p)
-    steps = steps_of(label, evaluations)
-    march(label, rule, torch.from_numpy(mixing), first, pair, steps, lambda made, rule: None, private=m)
-    nodes = rule.w[..., m : m + py]  # (R, S, n, Py)
-    apart = (nodes - nodes.mean(2, keepdim=True)).square().sum(-1).mean(2).sqrt()
-    return {
-        "accuracy": _accuracy(nodes.mean(2), data, classes), "auc": _auc(rule.w[..., :m], data.wrong),
-        "node_accuracy": _accuracy(nodes, data, classes).mean(2),
-        "consensus": apart.nan_to_num(nan=torch.inf).numpy(),
-    }  # fmt: skip
-
-
-def cleaning_pieces(
-    points: Tensor, upper: tuple[Tensor, ...], lower: tuple[Tensor, ...], classes: int, *, decay: float = 1e-3
-) -> Tensor:
-    """Return the pieces of ``Problem.hyper_cleaning`` with a linear classifier without bias, in closed form.
-
-    Parameters
-    ----------
-    points : (K, R, S, n, P)
-        Variables, x (M,) and two (classes, d) matrices a node.
-    upper, lower : inputs (S, n, b, d), labels (S, n, b), indices (S, n, b)
-
-    Returns
-    -------
-    (K, R, S, n, Q).
-    """
-    (up_x, up_y, _), (low_x, low_y, index) = upper, lower
-    d, b = low_x.shape[-1], low_x.shape[-2]
-    m = points.shape[-1] - 2 * classes * d
-    x, yz = points[..., :m], points[..., m:].unflatten(-1, (2, classes, d))
-
-    def errors(inputs: Tensor, labels: Tensor, model: Tensor) -> tuple[Tensor, Tensor]:
-        """Return losses (..., e, b) and their slopes in the outputs (..., e, b, classes) of models (..., e, c, d)."""
-        log_p = torch.einsum("snbd,krsnecd->krsnebc", inputs, model).log_softmax(-1)
-        hot = F.one_hot(labels, classes).to(log_p)[:, :, None]
-        return -(log_p * hot).sum(-1), log_p.exp() - hot
-
-    loss, slope = errors(low_x, low_y, yz)
-    at = index.expand(*x.shape[:-1], b)
-    weight = x.gather(-1, at).sigmoid()
-    gain = weight * (1 - weight) * (loss[..., 0, :] - loss[..., 1, :]) / b
-    gx = torch.zeros_like(x).scatter_add(-1, at, gain)
-    gyz = torch.einsum("krsnebc,snbd->krsnecd", slope * (weight / b)[..., None, :, None], low_x) + 2 * decay * yz
-    _, up_slope = errors(up_x, up_y, yz[..., :1, :, :])
-    fy = torch.einsum("krsnebc,snbd->krsnecd", up_slope / up_x.shape[-2], up_x)
-    return torch.cat([torch.zeros_like(x), gx, fy.flatten(-3), gyz.flatten(-3)], -1)
-
-
-def _accuracy(y: Tensor, data: Shards, classes: int) -> np.ndarray:
-    """Return the share of right answers of linear models (..., classes * d); of a diverged one, 0."""
-    logits = torch.einsum("td,...cd->...tc", data.test_x, y.unflatten(-1, (classes, -1)))
-    right = (logits.argmax(-1) == data.test_y) & logits.isfinite().all(-1)
-    return right.double().mean(-1).numpy()
-
-
-def _auc(x: Tensor, wrong: Tensor) -> np.ndarray:
-    """Return, for weights (R, S, n, M) of which ``wrong`` (S, n, M) should be low, the chance that one is lower."""
-    from scipy.stats import rankdata
-
-    scores = -x.flatten(2).nan_to_num().double().numpy()  # (R, S, n M)
-    positive = wrong.flatten(1).numpy()[None]
-    ranks = rankdata(scores, axis=-1)
-    count = positive.sum(-1)
-    return ((ranks * positive).sum(-1) - count * (count + 1) / 2) / (count * (positive.shape[-1] - count))

@@ -1,9 +1,10 @@
 """Whether normalised variance reduction withstands heavy-tailed noise in a network, and what normalisation costs.
 
-Two problems: quadratics whose solution is known, under noise whose tail is chosen, and the cleaning of flipped labels
-of unevenly spread images. Runs of all graphs and seeds of a candidate are one computation; a cell reads its own. All
-candidates spend the same number of gradient evaluations: those without variance reduction take twice the steps. Rates
-and clip thresholds are tuned on seeds of their own, for each noise, their grids extended until the best is inside.
+Three problems: quadratics whose solution is known, under noise whose tail is chosen; the cleaning of flipped labels of
+unevenly spread images; and next tokens on frozen features of a language model, whose tails are measured. Runs of all
+graphs and seeds of a candidate are one computation; a cell reads its own. All candidates spend the same number of
+gradient evaluations: those without variance reduction take twice the steps. Rates and clip thresholds are tuned on
+seeds of their own, for each noise, their grids extended until the best is inside.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairtrial.causal_lm.named import DESCRIPTION, check_named, check_text_named, load_named
 from fairtrial.data.arrays import check_examples, read_labelled
-from fairtrial.errors import InputError
+from fairtrial.errors import InputError, MissingExtraError
 from fairtrial.trial.declare import (
     Candidate,
     Cell,
@@ -82,6 +84,17 @@ class BilevelParams(BaseModel):
     concentration: float = Field(0.5, gt=0, description="of the Dirichlet draw of a node's classes; small is uneven")
     cleaning_evaluations: int = Field(1200, ge=24, description="gradient evaluations of a run of cleaning")
     cleaning_seeds: int = Field(5, ge=1, description="draws of the cleaning", json_schema_extra={"scope": "plan"})
+    model: Annotated[str, Input()] = Field("smollm2-135m", description=f"whose features predict tokens: {DESCRIPTION}")
+    text: Annotated[str, Input()] = Field(
+        "wikipedia", description="'wikipedia', 'tiny' (for tests), a .txt or .jsonl file, or a folder of these"
+    )
+    texts: int = Field(64, ge=8, description="texts, dealt out whole to the nodes; an eighth tests, one tunes")
+    tokens: int = Field(96, ge=4, description="first tokens of each text")
+    classes: int = Field(64, ge=2, description="classes of the next token: the most frequent ones, and all others")
+    groups: int = Field(8, ge=1, description="groups of classes by frequency, each with a penalty that is learnt")
+    width: int = Field(32, ge=1, description="principal components of the features")
+    language_evaluations: int = Field(1200, ge=24, description="gradient evaluations of a run on tokens")
+    language_seeds: int = Field(5, ge=0, description="draws on tokens; 0: none", json_schema_extra={"scope": "plan"})
     processes: int = Field(
         4, ge=0, description="real processes compared with the simulator; 0: none", json_schema_extra={"scope": "plan"}
     )
@@ -227,7 +240,7 @@ def clean(stages: Any, label: str, seeds: range, test: str, rates: Any, clips: A
     """Run a candidate on data cleaning: (rates, seeds) arrays."""
     import torch
 
-    from fairtrial.training.decentralized_bilevel.study import run_cleaning, shard
+    from fairtrial.training.decentralized_bilevel.learning import run_cleaning, shard
 
     torch.set_num_threads(1)
     sets, net = stages(images, params), network(params.graphs[0])
@@ -260,6 +273,109 @@ def cleaning_runs(stages: Any, candidate: Candidate, block: int, params: Bilevel
     return {k: v[0] for k, v in told.items()}
 
 
+# ------------------------------------------------------------------------------------------------------------- language
+
+
+@stage(save="npz")
+def next_tokens(stages: Any, params: BilevelParams) -> dict[str, np.ndarray]:
+    """Return features (N, T, d) of tokens of N texts, the classes (N, T) of those that follow, and the classes' groups.
+
+    Features are a constant 1 and the first principal components of the deepest block's output, of unit mean square. A
+    text's first token is left out: its output, many times longer than all others, says nothing of the text.
+    """
+    import torch
+
+    from fairtrial.causal_lm.hidden import token_hidden_states
+
+    model, tokenizer = load_named(params.model)
+    ids = token_ids(tokenizer, params)  # (N, T + 1)
+    states = torch.stack(token_hidden_states(model, ids[:, :-1], [-1]))[:, 1:, 0].float()
+    flat = states.flatten(0, 1) - states.mean((0, 1))
+    _, _, axes = torch.linalg.svd(flat, full_matrices=False)
+    features = flat @ axes[: params.width].T
+    features = torch.cat([features / features.square().mean().sqrt(), torch.ones(len(features), 1)], 1)
+    follows = ids[:, 2:]
+    counts = torch.bincount(follows.flatten())
+    frequent = counts.argsort(descending=True, stable=True)[: params.classes - 1]
+    of = torch.full_like(counts, len(frequent))
+    of[frequent] = torch.arange(len(frequent))
+    classes = of[follows]
+    rank = torch.bincount(classes.flatten()).argsort(descending=True, stable=True).argsort()
+    groups = rank * min(params.groups, len(rank)) // len(rank)
+    return {"features": features.unflatten(0, follows.shape).numpy(), "classes": classes.numpy(),
+            "groups": groups.numpy()}  # fmt: skip
+
+
+def token_ids(tokenizer: Any, params: BilevelParams) -> torch.Tensor:
+    """Return the first tokens of the first texts that are long enough, (N, T + 1)."""
+    import torch
+
+    from fairtrial.causal_lm.windows import read_texts
+    from fairtrial.data.text import wikipedia_articles
+    from fairtrial.data.tiny import tiny_texts
+
+    if params.text == "wikipedia":
+        texts = wikipedia_articles()
+    else:
+        texts = tiny_texts(documents=params.texts) if params.text == "tiny" else read_texts(params.text)
+    rows: list[list[int]] = []
+    for text in texts:
+        ids = tokenizer(text)["input_ids"][: params.tokens + 1]
+        if len(ids) > params.tokens:
+            rows.append(ids)
+        if len(rows) == params.texts:
+            return torch.tensor(rows)
+    raise InputError(
+        f"text={params.text}: {len(rows)} texts of {params.tokens + 1} tokens or more, and texts={params.texts}: "
+        "give more or longer ones, or lower texts= or tokens="
+    )
+
+
+def language(stages: Any, seeds: range, test: str, params: BilevelParams) -> tuple[Any, torch.Tensor]:
+    """Return the texts dealt out by ``seeds``, an eighth apart to test and one to tune, and the groups of classes."""
+    import torch
+
+    from fairtrial.training.decentralized_bilevel.learning import deal
+
+    told = {name: torch.from_numpy(value) for name, value in stages(next_tokens, params).items()}
+    x, y, eighth = told["features"], told["classes"], params.texts // 8
+    held = slice(0, eighth) if test == "test" else slice(eighth, 2 * eighth)
+    shards = deal(x[2 * eighth :], y[2 * eighth :], (x[held].flatten(0, 1), y[held].flatten()), seeds,
+                  n=network(params.graphs[0]).size)  # fmt: skip
+    return shards, told["groups"]
+
+
+def learn(stages: Any, label: str, seeds: range, test: str, rates: Any, clips: Any, params: BilevelParams) -> Any:
+    """Run a candidate on next tokens: (rates, seeds) arrays."""
+    import torch
+
+    from fairtrial.training.decentralized_bilevel.learning import run_language
+
+    torch.set_num_threads(1)
+    data, groups = language(stages, seeds, test, params)
+    return run_language(label, data, groups, network(params.graphs[0]).mixing, seeds, torch.as_tensor(rates),
+                        torch.as_tensor(clips), evaluations=params.language_evaluations, batch=params.batch,
+                        p=params.p)  # fmt: skip
+
+
+@stage(save="json")
+def tuned_language(stages: Any, candidate: Candidate, params: BilevelParams) -> tuple[float, float]:
+    """Return the candidate's rate and threshold, by the mean loss of four draws and on texts of their own."""
+
+    def score(rates: torch.Tensor, clips: torch.Tensor) -> np.ndarray:
+        return learn(stages, candidate.label, range(10**6, 10**6 + 4), "tune", rates, clips, params)["loss"].mean(1)
+
+    return search(candidate.label, score)
+
+
+@stage(save="npz")
+def language_runs(stages: Any, candidate: Candidate, block: int, params: BilevelParams) -> dict[str, np.ndarray]:
+    """Run five draws with the tuned rate, (seeds,) arrays."""
+    rate, clip = stages(tuned_language, candidate, params)
+    seeds = range(block * CLEANING_BLOCK, (block + 1) * CLEANING_BLOCK)
+    return {k: v[0] for k, v in learn(stages, candidate.label, seeds, "test", [rate], [clip], params).items()}
+
+
 # ------------------------------------------------------------------------------------------------------------- measures
 
 
@@ -289,6 +405,27 @@ def measure_cleaning(candidate: Candidate, cell: Cell, params: BilevelParams, st
     return {name: float(told[name][at]) for name in ("accuracy", "node_accuracy", "auc", "consensus")}
 
 
+def measure_language(candidate: Candidate, cell: Cell, params: BilevelParams, stages: Any) -> dict[str, Any]:
+    """Read one draw."""
+    block, at = divmod(cell["seed"], CLEANING_BLOCK)
+    told = stages(language_runs, candidate, block, params)
+    return {name: float(told[name][at]) for name in ("loss", "node_loss", "accuracy", "consensus")}
+
+
+def measure_tails(candidate: Candidate, cell: Cell, params: BilevelParams, stages: Any) -> dict[str, Any]:
+    """Estimate the tail index of the loss's gradient at the start, over samples of some tokens."""
+    import warnings
+
+    from fairtrial.training.decentralized_bilevel.learning import gradient_noise
+    from fairtrial.training.decentralized_bilevel.tails import tail_index
+
+    data, _ = language(stages, range(cell["seed"], cell["seed"] + 1), "test", params)
+    lengths = gradient_noise(data, cell["seed"], tokens=cell["sample"], draws=TAIL_DRAWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer draws than decide: a smoke run's
+        return {"alpha": min(tail_index(lengths).alpha, 1e6)}
+
+
 def measure_processes(candidate: Candidate, cell: Cell, params: BilevelParams, stages: Any) -> dict[str, Any]:
     """Start processes that compare themselves with the simulator."""
     import torch
@@ -308,7 +445,7 @@ def measure_processes(candidate: Candidate, cell: Cell, params: BilevelParams, s
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 
-USES = ("recursion", "baselines", "study")
+USES = ("recursion", "baselines", "study", "learning")
 METHODS = (
     Candidate(METHOD, "method", uses=USES),
     Candidate("sgd", "baseline", uses=USES),
@@ -319,6 +456,7 @@ METHODS = (
     Candidate("no-gossip", "control", uses=USES),
 )
 FROZEN = Candidate("frozen-x", "control", uses=USES)
+TAIL_DRAWS = 6000  # samples of gradients: enough to say whether their variance is infinite
 
 
 def median_ratio(rival: str, noise: str, graph: str) -> Any:
@@ -395,7 +533,7 @@ def oracle_claims(params: BilevelParams) -> list[tuple[str, Any]]:
 
 
 def parts(params: BilevelParams) -> tuple[Part, ...]:
-    """Return the oracle, the cleaning and, unless ``processes`` is 0, the comparison with real processes."""
+    """Return the oracle, the cleaning, next tokens with their tails, and the comparison with real processes."""
     if len({network(name).size for name in params.graphs}) > 1:
         raise InputError(f"graphs={list(params.graphs)}: all must have the same number of nodes")
     oracle = Part(
@@ -449,25 +587,60 @@ def parts(params: BilevelParams) -> tuple[Part, ...]:
         ),
         measure=measure_cleaning,
     )  # fmt: skip
-    if not params.processes:
-        return oracle, cleaning
-    processes = Part(
-        name="processes",
-        candidates=METHODS[:1],
-        metrics=(Metric("equal_steps", "share of steps equal to the bit", exact=True),),
-        factors=(Factor("processes", [params.processes]),),
-        variance="independent",
-        claims=(
-            exact(
-                "C6",
-                "Processes over gloo compute bit for bit what the simulator does.",
-                lambda frame: bool((frame["equal_steps"] == 1).all()),
+    found = [oracle, cleaning]
+    draws = Factor("seed", range(params.language_seeds), kind="replicate", most=max(40, params.language_seeds))
+    if params.language_seeds:
+        tokens = Part(
+            name="language",
+            candidates=(*METHODS, FROZEN),
+            metrics=(
+                Metric("loss", "nats a token, of the averaged model", higher_is_better=False),
+                Metric("node_loss", "nats a token, of the nodes' own models, mean", higher_is_better=False),
+                Metric("accuracy", "of the averaged model"),
+                Metric("consensus", "root mean square distance from the mean", higher_is_better=False),
             ),
-        ),
-        measure=measure_processes,
-        group=(),
-    )
-    return oracle, cleaning, processes
+            factors=(draws,),
+            variance="independent",
+            claims=tuple(
+                report(f"R{k}", f"nats a token below {rival} on next tokens", difference(METHOD, rival, "loss"))
+                for k, rival in enumerate([c.label for c in (*METHODS[1:], FROZEN)], 18)
+            ),
+            measure=measure_language,
+        )
+        tails = Part(
+            name="tails",
+            candidates=METHODS[:1],
+            metrics=(Metric("alpha", "tail index of the length of gradient noise"),),
+            factors=(Factor("sample", tuple(dict.fromkeys((1, params.batch)))), draws),
+            variance="independent",
+            claims=tuple(
+                report(f"R{k}", f"tail index of gradient noise on next tokens, samples of {size}",
+                       level(METHOD, "alpha", {"sample": size}))
+                for k, size in enumerate(dict.fromkeys((1, params.batch)), 25)
+            ),
+            measure=measure_tails,
+        )  # fmt: skip
+        found += [tokens, tails]
+    if params.processes:
+        found.append(
+            Part(
+                name="processes",
+                candidates=METHODS[:1],
+                metrics=(Metric("equal_steps", "share of steps equal to the bit", exact=True),),
+                factors=(Factor("processes", [params.processes]),),
+                variance="independent",
+                claims=(
+                    exact(
+                        "C6",
+                        "Processes over gloo compute bit for bit what the simulator does.",
+                        lambda frame: bool((frame["equal_steps"] == 1).all()),
+                    ),
+                ),
+                measure=measure_processes,
+                group=(),
+            )
+        )
+    return tuple(found)
 
 
 def check(params: BilevelParams) -> None:
@@ -475,6 +648,13 @@ def check(params: BilevelParams) -> None:
     for name in params.noises:
         noise_of(name, params)
     check_examples("data", params.data, read_own)
+    if params.language_seeds:
+        try:
+            import transformers  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError("lm", error.name) from error
+        check_named(params.model)
+        check_text_named(params.text)
 
 
 trial = Trial(
@@ -485,10 +665,13 @@ trial = Trial(
         "smoke": {
             "data": "tiny", "graphs": ("ring4",), "noises": ("t1.5",), "evaluations": 24, "seeds": 2,
             "examples": 8, "batch": 4, "cleaning_evaluations": 24, "cleaning_seeds": 2, "processes": 0,
+            "model": "tiny", "text": "tiny", "texts": 12, "tokens": 8, "classes": 4, "groups": 2, "width": 4,
+            "language_evaluations": 24, "language_seeds": 2,
         },
         "full": {
             "noises": ("gaussian", "gaussian-independent", "t1.5", "t1.5-independent", "t1.1", "t1.1-independent"),
             "evaluations": 12_000, "seeds": 60, "cleaning_evaluations": 2400, "cleaning_seeds": 10,
+            "language_evaluations": 4800, "language_seeds": 10,
         },
     },
     check=check,

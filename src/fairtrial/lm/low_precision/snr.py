@@ -70,17 +70,16 @@ def decompose(x: torch.Tensor, w: torch.Tensor, qx: torch.Tensor, qw: torch.Tens
         (m, d) weights likewise.
     """
     d = x.shape[-1]
-    wide = torch.float64
-
-    def power(a: torch.Tensor, b: torch.Tensor) -> float:  # sum_i E[a_i^2] E[b_i^2]
-        return float(_column_means(a, a, wide) @ _column_means(b, b, wide))
-
-    signal = power(x, w)
-    cross = float(_column_means(qx, x, wide) @ _column_means(qw, w, wide))
-    noise = power(qx, qw) - 2 * cross + signal
+    dx, dw = qx - x, qw - w  # n_i = qx_i dw_i + dx_i w_i, two terms that do not cancel
+    signal = float(_column_means(x, x) @ _column_means(w, w))
+    noise = float(
+        _column_means(qx, qx) @ _column_means(dw, dw)
+        + 2 * _column_means(qx, dx) @ _column_means(dw, w)
+        + _column_means(dx, dx) @ _column_means(w, w)
+    )
     y = x @ w.mT
     error = torch.addmm(y, qx, qw.mT, beta=-1)  # (n, m)
-    y_power, error_power = (float(v.square().mean(dtype=wide)) for v in (y, error))
+    y_power, error_power = (float(v.square().mean(dtype=torch.float64)) for v in (y, error))
     kappa_signal, kappa_noise = _ratio(y_power, signal), _ratio(error_power, noise)
     pairs = max(d - 1, 1)
     return DotProducts(
@@ -94,8 +93,8 @@ def decompose(x: torch.Tensor, w: torch.Tensor, qx: torch.Tensor, qw: torch.Tens
     )
 
 
-def _column_means(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return (a.to(dtype) * b.to(dtype)).mean(0)
+def _column_means(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a * b).mean(0, dtype=torch.float64)
 
 
 def _ratio(a: float, b: float) -> float:

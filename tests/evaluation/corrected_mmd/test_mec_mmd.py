@@ -461,6 +461,7 @@ def bad(**changes):
         ({"y_truth": np.zeros((3, 2))}, "go together"),
         ({"truth": np.zeros((0, 2)), "audited": []}, "audited: no row is"),
         ({"noisy": [[0.0, 1.0], [2.0]]}, "noisy: its rows differ in length"),
+        ({"audited": [[0, 1], [2]]}, "audited: its rows differ in length"),
         ({"noisy": torch.zeros(30, 2, dtype=torch.complex64)}, "expected real numbers, got dtype torch.complex64"),
         ({"kernel": GaussianKernel}, "GaussianKernel.*give a function"),
         ({"inclusion": Stratified([*"ab" * 14, None, "a"])}, "no label for row 28"),
@@ -511,6 +512,13 @@ def test_constant_samples_are_alike_or_not_beyond_doubt(kernel):
     assert apart.reject
 
 
+@pytest.mark.parametrize("scale", [1e-14, 1.0, 1e9])
+def test_what_tells_samples_apart_does_not_depend_on_their_unit(scale):
+    x, z, y = (scale * values for values in measured(n=60, m=40))
+    shifted = mec_mmd_test(z, x[:20], range(20), y + 4 * scale, kernel=EnergyKernel())
+    assert shifted.p_value < 1e-6
+
+
 @pytest.mark.parametrize("permutations", [-1, 2.5, "9", True])
 def test_permutations_are_counted(permutations):
     x, z, y = measured(n=30)
@@ -535,6 +543,10 @@ def test_a_plain_mmd_needs_two_rows_of_each_and_a_known_form():
         plain_mmd2(one, two, EnergyKernel())
     with pytest.raises(InputError, match="form='w'"):
         plain_mmd2(two, two, EnergyKernel(), form="w")
+    with pytest.raises(InputError, match="real numbers"):
+        plain_mmd2(two * 1j, two, EnergyKernel())
+    with pytest.raises(InputError, match="give a function"):
+        plain_mmd2(two, two, GaussianKernel)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, math.nan, "0.95"])
@@ -542,6 +554,12 @@ def test_an_interval_has_a_level_between_0_and_1(level):
     x, z, y = measured(n=30)
     with pytest.raises(InputError, match=r"level=.*above 0 and below 1"):
         mec_mmd2(z, x[:5], range(5), y).interval(level)
+
+
+def test_an_interval_is_around_one_of_two_values():
+    x, z, y = measured(n=30)
+    with pytest.raises(InputError, match="around='truth'"):
+        mec_mmd2(z, x[:5], range(5), y).interval(around="truth")
 
 
 def test_a_kernel_needs_a_bandwidth():

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fairtrial.errors import InputError
-from fairtrial.evaluation.corrected_mmd.kernels import Kernel, kernel_sums, mean_within
-from fairtrial.evaluation.corrected_mmd.samples import SignedSample, calibrate
+from fairtrial.evaluation.corrected_mmd.kernels import Kernel, kernel_for, kernel_sums, mean_within
+from fairtrial.evaluation.corrected_mmd.samples import SignedSample, calibrate, rows_of
 
 
 def plain_mmd2(x: Tensor, y: Tensor, kernel: Kernel, form: str = "u") -> Tensor:
@@ -20,8 +20,11 @@ def plain_mmd2(x: Tensor, y: Tensor, kernel: Kernel, form: str = "u") -> Tensor:
     """
     if form not in ("u", "v"):
         raise InputError(f"form={form!r}: give 'u' or 'v'")
+    x = rows_of(x, "x")
+    y = rows_of(y, "y", x)
     if min(len(x), len(y)) < 2:
         raise InputError(f"samples of {len(x)} and {len(y)} rows: the MMD needs 2 of each at least")
+    kernel = kernel_for(kernel, x)
     mean = torch.full((len(y),), 1 / len(y), dtype=y.dtype, device=y.device)
     within = mean_within(kernel, x, form == "u") + mean_within(kernel, y, form == "u")
     return within - 2 * kernel_sums(kernel, x, y, mean).mean()

@@ -72,6 +72,7 @@ class MMDEstimate:
     bias_of_plain, bias_standard_error : the plain MMD^2 of the noisy sample minus ``value``, and its standard error
         over audits. The correction pays where the first exceeds about once the second.
     strength : lambda, averaged over folds.
+    rounding : what floating point may add to ``value``: with constant samples that is all there is.
     """
 
     value: float | Tensor
@@ -81,6 +82,7 @@ class MMDEstimate:
     bias_of_plain: float
     bias_standard_error: float
     strength: float
+    rounding: float = 0.0
 
     @property
     def audit_standard_error(self) -> float:
@@ -91,6 +93,8 @@ class MMDEstimate:
         self, level: float = 0.95, *, around: Literal["population", "oracle"] = "population"
     ) -> tuple[float, float]:
         """Return a normal interval for the population's MMD^2, or for the oracle over audits of these rows."""
+        if around not in ("population", "oracle"):
+            raise InputError(f"around={around!r}: give 'population' or 'oracle'")
         error = self.standard_error if around == "population" else self.audit_standard_error
         half = float(ndtri((1 + checked_number(level, "level", above=0, below=1)) / 2)) * error
         return self._number - half, self._number + half
@@ -203,8 +207,9 @@ def mec_mmd2(
         cross = mu_y.weights @ kernel_sums(kernel, mu_y.points, mu_x.points, mu_x.weights)
         value = value + value_y + 2 * cross  # both sides have taken the cross term off
         parts = [one + two for one, two in zip(parts, parts_y, strict=True)]
-    plain = x.within(sample.noisy).mean(len(sample.noisy), x.unbiased) + within_y
-    plain = plain - 2 * kernel_sums(kernel, sample.noisy, plain_y.points, plain_y.weights).mean()
+    within_x = x.within(sample.noisy).mean(len(sample.noisy), x.unbiased)
+    between = kernel_sums(kernel, sample.noisy, plain_y.points, plain_y.weights).mean()
+    plain = within_x + within_y - 2 * between
     with torch.no_grad():
         witness = [
             kernel_sums(kernel, at, mu_x.points, mu_x.weights) - kernel_sums(kernel, at, mu_y.points, mu_y.weights)
@@ -221,6 +226,7 @@ def mec_mmd2(
         bias_of_plain=float((plain - value).detach()),
         bias_standard_error=math.sqrt(linear + pairs),
         strength=sum(fold.strength for fold in folds_x) / len(folds_x),
+        rounding=64 * torch.finfo(plain.dtype).eps * sum(float(abs(v.detach())) for v in (within_x, within_y, between)),
     )
 
 
@@ -293,7 +299,7 @@ def mec_mmd_test(
         null = _permuted(noisy, truth, audited, y, permutations, options)
         statistic, p_value = value, (1 + sum(v >= value for v in null)) / (1 + permutations)
     else:
-        if abs(value) < 1e-13:  # constant samples: both value and error are rounding
+        if abs(value) <= estimate.rounding:  # constant samples: both value and error are rounding
             statistic = 0.0
         else:
             statistic = value / estimate.standard_error if estimate.standard_error else math.copysign(math.inf, value)
@@ -376,6 +382,8 @@ def audit_parts(
     _check_forms(form, estimator)
     sample = read_sample(noisy, truth, audited)
     points_y = rows_of(y, "y", sample.noisy)
+    if len(points_y) < 2:
+        raise InputError("y has 1 row: the MMD needs 2 at least")
     side = Side(sample, kernel_for(kernel, sample.truth, points_y), estimator == "embedding", form == "u")
     folds = proxies(sample, noisy, proxy, strength, 5, 0)
     if len(folds) > 1 or len(sample.audited) < 4:

@@ -106,10 +106,13 @@ def rows_of(values: Any, name: str, like: Tensor | None = None) -> Tensor:
 def read_sample(noisy: Any, truth: Any, audited: Any, inclusion: Design = None, *, of: str = "") -> Sample:
     """Check a noisy sample and its audit; ``of`` is put before the names in errors."""
     z = rows_of(noisy, f"{of}noisy")
-    if not np.size(audited):
+    try:
+        given = audited if isinstance(audited, Tensor) else np.asarray(audited)
+    except ValueError:
+        raise InputError(f"{of}audited: its rows differ in length") from None
+    if not len(given.ravel()):
         raise InputError(f"{of}audited: no row is; correction and its variance need 2 at least")
     x = rows_of(truth, f"{of}truth", z)
-    given = audited if isinstance(audited, Tensor) else np.asarray(audited)
     whole = given.dtype.kind in "iu" if isinstance(given, np.ndarray) else _is_whole(given)
     if given.ndim != 1 or not whole:
         raise InputError(f"{of}audited: expected the numbers of the audited rows (m,), such as np.flatnonzero(mask)")

@@ -372,3 +372,16 @@ cli.main()
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stderr == "fairtrial: two seeds were averaged\n"
+
+
+def test_a_warning_is_told_once(capsys):
+    import warnings
+
+    from fairtrial import cli
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = cli._show_warning
+        for _ in range(2):
+            warnings.warn("the splits are repeated", stacklevel=1)
+    assert capsys.readouterr().err == "fairtrial: the splits are repeated\n"

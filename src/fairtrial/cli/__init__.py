@@ -7,6 +7,7 @@ Ctrl-C, resumable. ``--debug`` shows tracebacks.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
 import warnings
@@ -66,7 +67,12 @@ def run_app(arguments: list[str]) -> int:
 
 
 def _show_warning(message: Warning | str, *_place: object) -> None:
-    print(f"fairtrial: {message}", file=sys.stderr)
+    _tell(str(message))
+
+
+@functools.cache  # once, however many steps of a command warn of it
+def _tell(warning: str) -> None:
+    print(f"fairtrial: {warning}", file=sys.stderr)
 
 
 def _say_no_more() -> None:

@@ -31,3 +31,9 @@ def test_a_file_that_is_no_table_is_named(tmp_path, name, content, word):
     with pytest.raises(InputError, match=word) as caught:
         read_table(tmp_path / name)
     assert name in str(caught.value)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b,a\n1,2,3\n")
+    with pytest.raises(InputError, match="two columns are called 'a'"):
+        read_table(tmp_path / "t.csv")

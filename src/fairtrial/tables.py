@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +26,8 @@ def read_table(path: str | Path, *, text: bool = False) -> pd.DataFrame:
     Raises
     ------
     InputError
-        There is no such file, its name ends otherwise, it cannot be read, it has no rows, or rows of a CSV have more
-        fields than its header, which would shift every column by one.
+        There is no such file, its name ends otherwise, it cannot be read, it has no rows, rows of a CSV have more
+        fields than its header, which would shift every column by one, or two of its columns have one name.
     """
     import pandas as pd
 
@@ -41,6 +43,11 @@ def read_table(path: str | Path, *, text: bool = False) -> pd.DataFrame:
         raise InputError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
     if file.suffix == ".csv" and not isinstance(frame.index, pd.RangeIndex):
         raise InputError(f"{file}: rows have more fields than the header: name every column")
+    if file.suffix == ".csv":
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            header = next(csv.reader(stream))
+        if twice := [name for name, count in Counter(header).items() if count > 1]:
+            raise InputError(f"{file}: two columns are called {twice[0]!r}: name each once")
     if frame.empty:
         raise InputError(f"{file} has no rows")
     return frame

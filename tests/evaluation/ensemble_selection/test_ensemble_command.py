@@ -6,6 +6,8 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
+from fairtrial.errors import InputError
+from fairtrial.evaluation.ensemble_selection.answers import read_answers
 from fairtrial.evaluation.ensemble_selection.command import ensemble_selection
 from fairtrial.evaluation.ensemble_selection.simulation import simulate
 
@@ -87,3 +89,14 @@ def test_a_single_model_has_no_copula(folder):
 def test_rows_of_more_fields_than_the_header_are_refused(folder):
     (folder / "shifted.csv").write_text("a,label\nx,y,y\ny,x,x\n")
     assert "more fields than the header" in str(apply(folder / "shifted.csv").exception)
+
+
+def test_json_lines_keep_answers_as_they_are_written(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"m": 1, "label": 1}\n{"m": null, "label": 2}\n{"label": 1}\n')
+    frame, labels = read_answers(tmp_path / "a.jsonl", "label")
+    assert labels.tolist() == ["1", "2", "1"]
+    assert frame["m"].iloc[0] == "1"
+    assert frame["m"].isna().tolist() == [False, True, True]
+    (tmp_path / "a.jsonl").write_text('{"m": 1}\n[1]\n')
+    with pytest.raises(InputError, match=r"line 2: no object"):
+        read_answers(tmp_path / "a.jsonl", "label")

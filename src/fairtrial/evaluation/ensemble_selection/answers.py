@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +65,18 @@ def read_answers(path: str | Path, label: str) -> tuple[pd.DataFrame, pd.Series]
     if file.suffix not in (".csv", ".parquet", ".jsonl") or not file.is_file():
         raise InputError(f"{file}: give a .csv, .parquet or .jsonl table of answers that is there")
     if file.suffix == ".jsonl":
-        try:
-            frame = pd.read_json(file, lines=True, dtype=False)
-        except (ValueError, OSError) as error:
-            raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from None
-        frame = frame.map(lambda value: value if pd.isna(value) else str(value))
+        rows = []
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                rows.append(
+                    {
+                        name: None if value is None or value != value else str(value)
+                        for name, value in json.loads(line).items()
+                    }
+                )
+            except (ValueError, AttributeError) as error:
+                raise InputError(f"{file}, line {number}: no object of model and answer ({error})") from None
+        frame = pd.DataFrame(rows, dtype=object)
     else:
         frame = read_table(file, text=True)
     if label not in frame.columns:

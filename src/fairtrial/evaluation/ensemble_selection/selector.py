@@ -54,7 +54,7 @@ class MutualInformationSelector(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     Parameters
     ----------
     budget
-        What the queries for one item may cost together; without ``costs``, how many models.
+        What the queries for one item may cost together; without ``costs``, how many models; ``inf`` = no limit.
     costs
         The cost of each model: a mapping from its name, or a sequence in the order of columns. ``None`` = 1 each.
     estimator
@@ -237,7 +237,7 @@ class MutualInformationSelector(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
                 raise InputError(f"there are {costs.size} costs and {frame.shape[1]} models: give one a model")
         if not (np.isfinite(costs).all() and (costs > 0).all()):
             raise InputError(f"a cost is {costs.min():g}: costs are positive numbers, in the unit of the budget")
-        if checked_number(self.budget, "budget", above=0) < costs.min():
+        if self.budget != math.inf and checked_number(self.budget, "budget", above=0) < costs.min():
             raise InputError(
                 f"budget={self.budget:g} is below the cheapest cost, {costs.min():g}: nothing can be asked"
             )

@@ -325,3 +325,39 @@ def test_a_config_refuses_unknown_routings(llama):
     for given in ({"routing": "top"}, {"groups": "random"}):
         with pytest.raises(InputError, match="give '"):
             DivMoEConfig(llama.config, **given)
+
+
+@pytest.mark.parametrize("coverage", [float("nan"), float("inf"), -1.0, "ten"])
+def test_a_coverage_that_is_no_number_is_refused(model_of, coverage):
+    base = model_of("llama")
+    with pytest.raises(InputError, match="coverage"):
+        upcycle(base, {"a": base, "b": base}, coverage=coverage)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_act": "relu"}, "activation"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "inv_freq"),
+    ],
+)
+def test_a_domain_that_computes_otherwise_is_refused(model_of, change, said):
+    base = model_of("llama")
+    config = copy.deepcopy(base.config)
+    for name, value in change.items():
+        setattr(config, name, value)
+    domain = type(base)(config)
+    domain.load_state_dict(base.state_dict())
+    with pytest.raises(InputError, match=said):
+        quiet(base, {"a": domain, "b": base})
+
+
+def test_weights_outside_the_feed_forward_layers_must_be_finite_and_may_be_of_half_precision(model_of):
+    base = model_of("llama")
+    damaged = copy.deepcopy(base)
+    assert quiet(base, {"a": copy.deepcopy(base).half(), "b": copy.deepcopy(base).bfloat16()}, granularity=2).config
+    with torch.no_grad():
+        damaged.get_input_embeddings().weight[0, 0] = float("nan")
+    for models in ((base, damaged), (damaged, base)):
+        with pytest.raises(InputError, match="not finite"):
+            quiet(models[0], {"a": models[1], "b": base})

@@ -392,3 +392,17 @@ def test_half_precision_blocks_are_trained_through_full_precision_surrogates():
     with torch.autocast("cpu", torch.bfloat16):
         _, gradients = direct(model, X)
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
+
+
+def test_a_state_that_waits_for_its_surrogates_is_its_own_and_can_be_saved_again():
+    model = mlp([64, 8, 8, 3], seed=2)
+    feedback, _ = direct(model)
+    waiting = DirectFeedback(mlp([64, 8, 8, 3], seed=2))
+    waiting.load_state_dict(feedback.state_dict())
+    before = copy.deepcopy(feedback.state_dict())
+    logits = model(X)
+    feedback.backward(F.cross_entropy(logits, Y), logits)
+    again = waiting.state_dict()
+    assert again["steps"] == before["steps"]
+    for name, state in before["surrogates"].items():
+        assert all(torch.equal(value, again["surrogates"][name][key]) for key, value in state.items())

@@ -300,3 +300,22 @@ def test_layerwise_feedback_needs_layers_it_knows():
 
 def test_blocks_of_an_mlp_end_at_its_activations():
     assert find_blocks(mlp([4, 8, 8, 2])) == ["2", "4"]
+
+
+def test_logits_of_an_earlier_pass_are_refused_and_what_follows_from_the_last_are_not():
+    model = Net(chain)
+    feedback = step(model)
+    early = model(X)
+    late = model(X + 1)
+    with pytest.raises(InputError, match="last forward pass"):
+        feedback.backward(F.cross_entropy(early, Y), early)
+    late = 2 * model(X + 1)
+    feedback.backward(F.cross_entropy(late, Y), late)
+
+
+@pytest.mark.parametrize(
+    "option", [{"learn": "no"}, {"capped": 1}, {"logits": None}, {"noise": True}, {"surrogate_lr": True}]
+)
+def test_options_of_another_type_are_refused(option):
+    with pytest.raises(InputError, match=next(iter(option))):
+        DirectFeedback(Net(chain), ["a", "b"], **option)

@@ -25,6 +25,7 @@ from fairtrial.lm.upcycling.sources import (
     as_ids,
     check_base,
     check_distance,
+    check_finite,
     check_given,
     check_options,
     check_sizes,
@@ -35,6 +36,7 @@ from fairtrial.lm.upcycling.sources import (
 )
 from fairtrial.lm.upcycling.start_report import feed_forward_inputs, measure_start
 from fairtrial.lm.upcycling.starting import COVERAGE, hidden_gates, start_router
+from fairtrial.options import checked_number
 from fairtrial.seeds import derive
 
 
@@ -100,8 +102,9 @@ def upcycle(
     Raises
     ------
     InputError
-        Fewer than two domains; K > G; F that does not divide the neurons; models of other shapes or another tokenizer;
-        quantised weights; adapters that leave every feed-forward layer as it was; unknown names of options.
+        Fewer than two domains; K > G; F that does not divide the neurons; models of other shapes, another tokenizer,
+        activation or encoding of positions; weights that are quantised or not finite; adapters that leave every
+        feed-forward layer as it was; a coverage that is no number; unknown names of options.
     UnknownNameError
         An unknown recipe.
 
@@ -123,12 +126,14 @@ def upcycle(
     (4, True)
     """
     chosen = find_recipe(recipe)
+    checked_number(coverage, "coverage", least=0)
     check_options(domains, partition=partition, rest=rest, router_init=router_init, texts=texts)
     for given in (base, *domains.values()):
         check_given(given)
     base, tokenizer = opened(base, tokenizer)
     check_base(base)
     places = feed_forwards(base)
+    check_finite(base, "the base")
     dense = [read_feed_forward(place.module, place.name) for place in places]
     config = DivMoEConfig(
         copy.deepcopy(base.config),

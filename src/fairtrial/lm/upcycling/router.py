@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count, checked_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,15 +131,15 @@ class GroupTopRouter(nn.Module):
         super().__init__()
         sizes = {"hidden_size": hidden_size, "n_groups": n_groups, "n_slices": n_slices, "n_active": n_active}
         for name, size in sizes.items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise InputError(f"{name}={size!r}: give a whole number from 1 on")
+            checked_count(size, name)
         if n_active > n_groups:
             raise InputError(
                 f"n_active={n_active} experts of {n_groups} groups: a token takes at most one a group, so give "
                 f"n_active={n_groups} or less"
             )
-        if not gumbel >= 0 or not std >= 0 or not 0 < decay <= 1:
-            raise InputError(f"gumbel={gumbel}, std={std}: give 0 or more; decay={decay}: give a share in (0, 1]")
+        checked_number(gumbel, "gumbel", least=0)
+        checked_number(std, "std", least=0)
+        checked_number(decay, "decay", above=0, most=1)
         self.n_groups, self.n_slices, self.n_active = n_groups, n_slices, n_active
         self.gumbel, self.decay = gumbel, decay
         self.weight = nn.Parameter(torch.empty(n_groups * n_slices, hidden_size, dtype=torch.float32))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,7 +107,26 @@ def matching(base: Any, places: list[Place], model: Any, name: str) -> list[Dens
     found = feed_forwards(model)
     if [place.name for place in found] != [place.name for place in places]:
         raise InputError(f"domain {name}: its blocks are not those of the base")
-    return [read_feed_forward(place.module, f"domain {name}, {place.name}") for place in found]
+    check_finite(model, f"domain {name}")
+    buffers = dict(model.named_buffers())
+    for key, buffer in base.named_buffers():
+        if key in buffers:
+            one, other = buffer.float().cpu(), buffers[key].float().cpu()
+            if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-2, atol=1e-6):  # .half() rounds them
+                raise InputError(f"domain {name}: its {key} is not the base's: both must encode positions in one way")
+    layers = [read_feed_forward(place.module, f"domain {name}, {place.name}") for place in found]
+    for place, layer in zip(places, layers, strict=True):
+        own = read_feed_forward(place.module).activation
+        if repr(layer.activation) != repr(own):
+            raise InputError(f"domain {name}: its activation is {layer.activation!r}, the base's {own!r}")
+    return layers
+
+
+def check_finite(model: Any, what: str) -> None:
+    """Refuse a model with a weight that is no finite number."""
+    damaged = next((key for key, value in model.named_parameters() if not value.isfinite().all()), None)
+    if damaged is not None:
+        raise InputError(f"{what}: {damaged} is not finite: the checkpoint is damaged")
 
 
 def distance_of(dense: list[DenseFeedForward], layers: list[DenseFeedForward]) -> float:
@@ -118,8 +136,6 @@ def distance_of(dense: list[DenseFeedForward], layers: list[DenseFeedForward]) -
         for ours, theirs in zip(dense, layers, strict=True)
         for old, new in zip(ours.matrices(), theirs.matrices(), strict=True)
     ]
-    if not all(map(math.isfinite, ratios)):
-        raise InputError("a feed-forward matrix is not finite: the checkpoint is damaged")
     return sum(ratios) / len(ratios)
 
 

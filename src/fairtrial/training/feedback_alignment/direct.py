@@ -11,6 +11,7 @@ S_l is a small nonlinear network (NDFA), a fixed random matrix (DFA, Nokland 201
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,8 +21,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from fairtrial.errors import InputError
+from fairtrial.options import checked_count, checked_number
 from fairtrial.seeds import derive, torch_generator
 from fairtrial.training.feedback_alignment.alignments import BlockAlignment, alignment
 from fairtrial.training.feedback_alignment.blocks import check_blocks, refuse_what_skips_hooks
@@ -32,6 +35,7 @@ from fairtrial.training.feedback_alignment.graph import (
     cut_output,
     first_tensor,
     no_trace,
+    walk,
     with_first,
 )
 from fairtrial.training.feedback_alignment.jobs import BackwardTiming, BlockTiming, Stopwatch, executor_of
@@ -167,17 +171,17 @@ class DirectFeedback:
             ("surrogate_every", every, 1),
             ("warmup", warmup, 0),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name}={value!r}: a whole number from {least}")
+            checked_count(value, name, least=least)
         for name, number in (("surrogate_lr", surrogate_lr), ("noise", noise)):
-            if not isinstance(number, int | float) or not 0 < number < float("inf"):
-                raise InputError(f"{name}={number!r}: a number above 0")
+            checked_number(number, name, above=0)
         if target not in ("logits", "labels") or objective not in ("value", "difference"):
             raise InputError(
                 f"target={target!r}, objective={objective!r}: 'logits' or 'labels'; 'value' or 'difference'"
             )
         surrogate = METHODS[method]["surrogate"] if surrogate is None else surrogate
         learn = METHODS[method]["learn"] if learn is None else learn
+        if not isinstance(learn, bool) or not isinstance(capped, bool) or not callable(logits):
+            raise InputError(f"learn={learn!r}, capped={capped!r}: True or False; logits={logits!r}: a function")
         if not callable(surrogate) and surrogate not in ("nonlinear", "linear"):
             raise InputError(f"surrogate={surrogate!r}: 'nonlinear', 'linear' or a function (name, shape, K) -> module")
         if method == "drtp" and (learn or surrogate != "linear"):
@@ -203,6 +207,7 @@ class DirectFeedback:
         self._restored: Mapping[str, Any] | None = None
         self._cuts: list[Cut] = []
         self._outputs: list[Any] = []
+        self._ends: set[Any] = set()  # where the last pass left the model
         self._cutting, self._off = False, False
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._probe = True
@@ -234,7 +239,9 @@ class DirectFeedback:
         self._cuts, self._outputs = [], []
         self._inputs = (args, kwargs) if self._cutting and self.objective == "difference" else None
 
-    def _end(self, *_: Any) -> None:
+    def _end(self, _: nn.Module, __: Any, output: Any) -> None:
+        if self._cutting:
+            self._ends = {t.grad_fn for t in tree_leaves(output) if isinstance(t, Tensor) and t.grad_fn is not None}
         self._cutting = False
         while self._entered:  # a block failed
             self._entered.pop().__exit__(None, None, None)
@@ -317,6 +324,7 @@ class DirectFeedback:
     def _take(self, logits: Tensor) -> list[Cut]:
         """Return the cuts of the last forward pass, which this ends, checked."""
         cuts, self._cuts = self._cuts, []
+        ends, self._ends = self._ends, set()
         if not self._handles:
             raise InputError("detached: make a new DirectFeedback to train this model again")
         if not cuts:
@@ -328,6 +336,8 @@ class DirectFeedback:
             raise InputError(f"logits are {found}: (batch, classes) is needed, one row an example")
         if not logits.requires_grad:
             raise InputError("the logits require no gradient: pass them as the model returned them")
+        if ends and ends.isdisjoint(walk(logits)[0]):
+            raise InputError("these logits are not of the last forward pass: run backward after each pass")
         changed_in_place(cuts)
         for cut in cuts:
             if len(cut.root) != len(logits):
@@ -467,6 +477,8 @@ class DirectFeedback:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the surrogates, their optimizers and the number of steps; nothing of the model."""
+        if self._restored is not None:  # taken up, and no backward pass since
+            return copy.deepcopy(dict(self._restored))
         return {
             "steps": self.steps,
             "surrogates": {name: s.state_dict() for name, s in self.surrogates.items()},
@@ -481,6 +493,7 @@ class DirectFeedback:
         InputError
             If it is of other blocks.
         """
+        state = copy.deepcopy(dict(state))  # optimizers keep the tensors they are given
         if not self.surrogates and state["surrogates"]:
             self._restored = state
             self.steps = state["steps"]

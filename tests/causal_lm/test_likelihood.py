@@ -137,6 +137,12 @@ def test_a_shared_context_is_read_once(llama, tokenizer):
         ([[3, 4], [5, 300]], r"text 1 has token ids outside 0\.\.299"),
         ([[3, -1]], "text 0 has token ids outside"),
         ([[3] * 65], "text 0 has 65 tokens, the model's window is 64"),
+        (None, "token ids=None"),
+        ("3 4", "token ids='3 4'"),
+        ([[3, 4], "w4"], "text 1 is 'w4'"),
+        ([[3, 4], None], "text 1 is None"),
+        ([[3, 4.5]], "text 0 has torch.float32"),
+        ([[True, False]], "text 0 has torch.bool"),
     ],
 )
 def test_ids_the_model_cannot_take_name_the_text(llama, ids, message):

@@ -30,9 +30,16 @@ def test_without_a_template_questions_follow_each_other():
 
 def test_what_is_no_list_of_prompts_is_refused():
     tokenizer = tiny_causal_lm()[1]
-    for prompts, word in (("w1", "list of"), ([], "list of"), (["w1", " "], "prompt 1"), ([None], "prompt 0")):
+    for prompts, word in (
+        ("w1", "list of"),
+        ([], "list of"),
+        (["w1", " "], "prompt 1"),
+        ([None], "prompt 0"),
+        (None, "list of"),
+    ):
         with pytest.raises(InputError, match=word):
             prompt_texts(tokenizer, prompts)
+    assert prompt_texts(tokenizer, (text for text in ["w1", "w2"])) == ["w1", "w2"]
 
 
 def test_a_start_token_stays_where_the_tokenizer_puts_one():

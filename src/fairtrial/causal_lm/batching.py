@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -22,7 +22,9 @@ def as_rows(model: Any, ids: Ids, *, least: int = 1) -> list[torch.Tensor]:
         No text; a text shorter than ``least`` or longer than the model's window; an id outside its vocabulary. The
         message names the text, counted from 0.
     """
-    rows = [torch.as_tensor(row, dtype=torch.int64, device="cpu") for row in ids]
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InputError(f"token ids={ids!r}: give one sequence of token ids a text")
+    rows = [_row(row, i) for i, row in enumerate(ids)]
     if not rows:
         raise InputError("there is no text: give at least one sequence of token ids")
     window = getattr(getattr(model, "config", None), "max_position_embeddings", None)
@@ -35,6 +37,16 @@ def as_rows(model: Any, ids: Ids, *, least: int = 1) -> list[torch.Tensor]:
         if int(row.min()) < 0 or int(row.max()) >= vocabulary:
             raise InputError(f"text {i} has token ids outside 0..{vocabulary - 1}: it is of another tokenizer")
     return rows
+
+
+def _row(row: Any, i: int) -> torch.Tensor:
+    try:
+        found = torch.as_tensor(row, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"text {i} is {row!r:.60}: give its token ids, whole numbers") from None
+    if found.numel() and (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool):
+        raise InputError(f"text {i} has {found.dtype} for token ids: give whole numbers")
+    return found.long()
 
 
 def default_batch_tokens(model: Any, *, logits: bool) -> int:

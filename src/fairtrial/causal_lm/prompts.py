@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fairtrial.errors import InputError
 
 
-def checked_texts(texts: Sequence[str], name: str = "text") -> list[str]:
+def checked_texts(texts: Iterable[str], name: str = "text") -> list[str]:
     """Return texts as a list; refuse none at all, one text in place of a list, and empty ones.
 
     Raises
@@ -16,12 +16,13 @@ def checked_texts(texts: Sequence[str], name: str = "text") -> list[str]:
     InputError
         The message calls a text by ``name`` and its number, counted from 0.
     """
-    if isinstance(texts, str) or not len(texts):
+    found = [] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    if not found:
         raise InputError(f"{name}s: give a list of at least one text")
-    for i, text in enumerate(texts):
+    for i, text in enumerate(found):
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"{name} {i} is empty or not a text")
-    return [*texts]
+    return found
 
 
 def prompt_texts(

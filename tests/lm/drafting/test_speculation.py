@@ -223,7 +223,7 @@ def test_bad_inputs_are_refused(tiny):
         (lambda: write(model, tokenizer, ["w3 w4"]), "none of 1 texts"),
         (lambda: write(model, tokenizer, "w3 w4"), "texts: give a list"),
         (lambda: write(model, tokenizer, []), "texts: give a list"),
-        (lambda: write(model, tokenizer, ["w3", None]), "nothing but texts"),
+        (lambda: write(model, tokenizer, ["w3", None]), "text 1 is empty or not a text"),
         (lambda: write(model, tokenizer, ["w3"], new_tokens=2.5), "new_tokens=2.5"),
         (lambda: speculative_generate(model, drafter, ids + 60), "input_ids are torch.int64 from 65 to 67"),
         (lambda: drafter(torch.randn(1, 4, 96), torch.full((1, 4), 64), ids[:, :1] * 0 + 1), "tokens are"),

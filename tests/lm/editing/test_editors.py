@@ -325,6 +325,7 @@ def test_editors_and_streams_refuse_what_they_cannot_use(tiny, texts):
         ({"layers": "1"}, "whole numbers"),
         ({"hooks": NormAnchor()}, "give a list of hooks"),
         ({"hooks": [3]}, "give a list of hooks"),
+        ({"hooks": None}, "give a list of hooks"),
         ({"decay": NAN}, "decay=nan"),
         ({"covariance_weight": NAN}, "covariance_weight=nan"),
         ({"covariance": 3}, "give what key_covariance returned"),
@@ -333,6 +334,8 @@ def test_editors_and_streams_refuse_what_they_cannot_use(tiny, texts):
     ):
         with pytest.raises(InputError, match=word):
             MEMIT(*tiny, **{"layers": [1], "text": texts, "solver": QUICK, **how})
+    editor = MEMIT(*tiny, layers=[1], text=texts, hooks=(hook for hook in [NormAnchor(), CurrentAnchor()]))
+    assert [type(hook) for hook in editor.hooks] == [NormAnchor, CurrentAnchor]  # one look at a generator uses it up
     with pytest.raises(InputError, match="give a causal language model"):
         MEMIT(None, tiny[1], layers=[1], text=texts)
     with pytest.raises(InputError, match=r"blocks 0\.\.2"):

@@ -4,6 +4,7 @@ import warnings
 import pytest
 import torch
 
+from fairtrial.data.tiny import tiny_causal_lm
 from fairtrial.errors import InputError, UnknownNameError
 from fairtrial.lm.upcycling import DivMoEConfig, upcycle
 from fairtrial.lm.upcycling.architectures import feed_forwards, read_feed_forward
@@ -171,6 +172,11 @@ def test_hidden_gates_send_a_domains_inputs_to_it_and_the_start_is_reported(llam
     assert by_domain.argmax(0).tolist() == [0, 1, 2, 3]  # a gate is widest open to its own texts
     logits = torch.cat([routing.logits.flatten() for routing in seen])
     assert logits.std().item() == pytest.approx(1, rel=0.05)
+    written = {name: (f"w{w} w{w + 1} w{w + 2}" for w in (3, 7, 11)) for name in four}  # generators can be read once
+    moe = upcycle(
+        llama, four, granularity=1, active=2, router_init="hidden", texts=written, tokenizer=tiny_causal_lm()[1]
+    )
+    assert moe.upcycle_report.start_loss.keys() == four.keys()
 
 
 def test_shuffled_groups_hold_one_of_each_slice_and_every_expert_once(llama, four):

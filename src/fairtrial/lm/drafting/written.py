@@ -13,6 +13,7 @@ import torch
 
 from fairtrial.causal_lm.capture import evaluation_mode
 from fairtrial.causal_lm.hidden import token_hidden_states
+from fairtrial.causal_lm.prompts import checked_texts
 from fairtrial.errors import InputError
 from fairtrial.options import checked_count
 
@@ -71,11 +72,10 @@ def write(
     InputError
         No text is long enough, or all loop.
     """
-    if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
-        raise InputError("texts: give a list of at least one text, and nothing but texts")
+    texts = checked_texts(texts)
     for name, value, least in (("prompt_tokens", prompt_tokens, 2), ("new_tokens", new_tokens, 2), ("batch", batch, 1)):
         checked_count(value, name, least=least)
-    ids = tokenizer(list(texts), verbose=False)["input_ids"]
+    ids = tokenizer(texts, verbose=False)["input_ids"]
     prompts = [row[:prompt_tokens] for row in ids if len(row) >= prompt_tokens]
     if not prompts:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,16 +100,16 @@ class Editor(ABC):
         layers: Sequence[int],
         covariance: str | Path | Mapping[int, torch.Tensor] | None = None,
         text: Any = None,
-        hooks: Sequence[ValueHook] = (),
+        hooks: Iterable[ValueHook] = (),
         decay: float = 0.0,
         solver: Solver | None = None,
         spec: ChainSpec | None = None,
     ) -> None:
-        if callable(hooks) or not all(callable(hook) for hook in hooks):
+        self.hooks = list(hooks) if isinstance(hooks, Iterable) else []
+        if not isinstance(hooks, Iterable) or not all(map(callable, self.hooks)):
             raise InputError(f"hooks={hooks!r}: give a list of hooks, such as [NormAnchor()]")
         self.decay = checked_number(decay, "decay", least=0, below=1)
         self.model, self.tokenizer, self.solver = model, tokenizer, solver or Solver()
-        self.hooks = list(hooks)
         _, self._blocks = find_blocks(model, spec)
         self.layers = checked_layers(layers, len(self._blocks))
         self._views = _last_linears(model, self.layers, spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,9 @@ def check_distance(name: str, distance: float, adapted: bool) -> None:
 
 def as_ids(base: Any, tokenizer: Any, name: str, texts: Any) -> list[torch.Tensor]:
     """Return texts of a domain as rows of token ids."""
-    if not isinstance(texts, torch.Tensor) and any(isinstance(text, str) for text in texts):
+    if isinstance(texts, Iterable) and not isinstance(texts, str | torch.Tensor):
+        texts = list(texts)  # a generator can be read once
+    if isinstance(texts, list) and any(isinstance(text, str) for text in texts):
         if tokenizer is None:
             raise InputError(f"texts of {name}: give the tokenizer too, or token ids")
         texts = tokenizer(list(texts))["input_ids"]

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import cloudpickle
@@ -22,7 +22,7 @@ from fairtrial.trial.engine import Run
 from fairtrial.trial.evidence import terms_of
 from fairtrial.trial.machine import cores
 from fairtrial.trial.params import make_params
-from fairtrial.trial.pool import ENGINES
+from fairtrial.trial.pool import ENGINES, LocalWorker
 from fairtrial.trial.progress import Silent
 from fairtrial.trial.result import Result, collect
 from fairtrial.trial.store import Row
@@ -40,7 +40,8 @@ def check_trial(trial: str | Trial, *, seconds: float = 60.0) -> Result:
     * Trial and parameters can be pickled, and the code of everything measured can be seen.
     * The smoke preset takes less than ``seconds``, loses no cell, and its claims can be computed.
     * Killed half-way, it goes on with the unfinished cells only, and writes its results.
-    * Measured again in another process and folder, untimed parts give the same values, but for rounding.
+    * Measured again in another process and folder, the first replicate of untimed parts gives the same values, but for
+      rounding.
 
     Parameters
     ----------
@@ -66,13 +67,14 @@ def check_trial(trial: str | Trial, *, seconds: float = 60.0) -> Result:
         declaration.check(params)
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.dict(ENGINES, {"here": WorkerHere}),
+        mock.patch.dict(ENGINES, {"here": WorkerHere, "lasting": LastingWorker}),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # as in a worker process
         began = _clocks()
-        half = _run_half(trial, params, Path(folder) / "one")
-        run = Run(trial, params, Path(folder) / "one", threads=_threads(), engine="here", watcher=Ran())
+        one, two = Path(folder, "one"), Path(folder, "two")
+        half = _run_half(trial, params, one)
+        run = Run(trial, params, one, threads=_threads(), engine="here", watcher=Ran())
         try:
             wrong += run.notes
             run.execute(run.rows())
@@ -83,7 +85,7 @@ def check_trial(trial: str | Trial, *, seconds: float = 60.0) -> Result:
             if took > seconds:
                 wrong.append(f"the smoke preset took {took:.1f} s of {seconds:g} s")
             if not wrong:
-                again = _measured_again(run, Path(folder) / "two")
+                again = _measured_again(run, two)
                 wrong += _different(result.rows, again)
         finally:
             run.close()
@@ -110,6 +112,38 @@ class WorkerHere:
         self.session = None
 
 
+class LastingWorker:
+    """A worker process that later trials are opened in too: what it imported, it imported for all of them."""
+
+    process: ClassVar[LocalWorker | None] = None
+    threads: ClassVar[int] = 0
+
+    def __init__(self, threads: int) -> None:
+        if LastingWorker.process is None or LastingWorker.threads != threads:
+            self._end()
+            LastingWorker.process, LastingWorker.threads = LocalWorker(threads), threads
+        self.busy = False
+
+    def ask(self, request: Opening | Task, limit: float | None) -> Answer:
+        """Ask the process."""
+        assert self.process is not None
+        self.busy = True
+        answer = self.process.ask(request, limit)
+        self.busy = False
+        return answer
+
+    def stop(self) -> None:
+        """Leave the process for the next trial, unless it was interrupted or died."""
+        if self.busy:
+            self._end()
+
+    @staticmethod
+    def _end() -> None:
+        if LastingWorker.process is not None:
+            LastingWorker.process.stop()
+            LastingWorker.process = None
+
+
 class Ran(Silent):
     """Notes which cells were measured, and ends the run after ``most`` of them."""
 
@@ -129,8 +163,8 @@ class _KilledError(Exception):
 
 
 def _run_half(trial: str | Trial, params: Any, folder: Path) -> set[str]:
-    """Run half of the cells in a worker process and return their keys."""
-    run = Run(trial, params, folder, threads=_threads())
+    """Run half of the cells and return their keys."""
+    run = Run(trial, params, folder, threads=_threads(), engine="here")
     run.watcher = watcher = Ran(most=max(1, len(run.rows()) // 2))
     try:
         run.execute(run.rows())
@@ -142,11 +176,10 @@ def _run_half(trial: str | Trial, params: Any, folder: Path) -> set[str]:
 
 
 def _measured_again(run: Run, folder: Path) -> list[Row]:
-    """Return the rows of untimed parts, measured anew in this process."""
-    timed = {part.name for part in run.parts if part.timed}
-    again = Run(run.trial, run.params, folder, threads=run.threads, engine="here")
+    """Return the first replicate of untimed parts, measured anew in another process."""
+    again = Run(run.trial, run.params, folder, threads=run.threads, engine="lasting")
+    rows = [row for part in again.parts if not part.timed for row in again.plan(part, 1)]
     try:
-        rows = [row for row in again.rows() if row.part not in timed]
         again.execute(rows)
         return again.known(rows)
     finally:

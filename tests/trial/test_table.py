@@ -1,6 +1,7 @@
 """The arrays and frames that verdicts are read from, against what was put in."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import t as student
 
@@ -51,12 +52,24 @@ def test_the_frame_has_the_finished_cells_in_declared_order(table):
 
 
 def test_resampled_replicates_come_as_often_as_drawn_and_are_told_apart(table):
-    frame = table.frame(replicates=np.array([2, 0, 2]))
-    assert list(frame.groupby("draw").seed.first()) == [2, 0, 2]
-    once = table.frame()
-    for draw, seed in enumerate([2, 0, 2]):
-        drawn, whole = frame[frame.draw == draw], once[once.seed == seed]
-        np.testing.assert_array_equal(drawn.score, whole.score)
+    once, draws = table.frame(), [[2, 0, 2], [1, 1, 0]]
+    frames = list(table.frames(np.array(draws)))
+    assert len(frames) == 2
+    for frame, seeds in zip(frames, draws, strict=True):
+        assert list(frame.groupby("draw").seed.first()) == seeds
+        assert list(frame.index) == list(range(len(frame)))
+        for draw, seed in enumerate(seeds):
+            np.testing.assert_array_equal(frame[frame.draw == draw].score, once[once.seed == seed].score)
+    frames[0]["score"] = 0.0
+    assert (next(table.frames(np.array(draws))).score != 0.0).any(), "a claim may change its frame"
+
+
+def test_frames_are_the_same_however_many_are_looked_up_together(table, monkeypatch):
+    draws = np.random.default_rng(0).integers(0, 3, (7, 3))
+    together = list(table.frames(draws))
+    monkeypatch.setattr("fairtrial.trial.table.FRAME_ROWS", 60)
+    for one, other in zip(together, table.frames(draws), strict=True):
+        pd.testing.assert_frame_equal(one, other)
 
 
 def test_resampled_items_are_averaged_as_often_as_drawn(make_table):

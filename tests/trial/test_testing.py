@@ -5,8 +5,9 @@ import threading
 import numpy as np
 import pytest
 
+from fairtrial import testing
 from fairtrial.errors import InputError
-from fairtrial.testing import check_trial
+from fairtrial.testing import WorkerHere, check_trial
 from fairtrial.trial.declare import (
     Candidate,
     Claim,
@@ -26,10 +27,7 @@ from fairtrial.trial.declare import (
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch):
     """Every fault below is found without a worker process; one test uses them."""
-    from fairtrial.testing import WorkerHere
-    from fairtrial.trial import pool
-
-    monkeypatch.setitem(pool.ENGINES, "local", WorkerHere)
+    monkeypatch.setattr(testing, "LastingWorker", WorkerHere)
 
 
 def test_a_right_trial_passes_with_real_workers_and_returns_its_smoke_result(make_trial, monkeypatch):

@@ -13,9 +13,9 @@ Settled rules, in one place:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from fairtrial.errors import InputError
 from fairtrial.stats.moments import Moments, VarianceMode, moments_of, moments_of_cells
 from fairtrial.trial.declare import Contrast, Difference, Items, Level, Part, Quantity, Statistic
 from fairtrial.trial.table import CannotJudgeError, Table, mean_over
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -323,11 +326,17 @@ def _bootstrapped(table: Table, quantity: Statistic, over: str) -> Evidence:
     if not cells:
         return Evidence(reason=f"{lost} cells lost" if lost else "no cell of it is finished", lost=lost)
     units = np.arange(len(table.items)) if over == "item" else np.array(table.whole_replicates())
+
+    def frames(draws: np.ndarray) -> Iterable[pd.DataFrame]:
+        return map(table.frame, draws) if over == "item" else table.frames(draws)
+
     try:
         estimate = float(quantity.fn(table.frame()))
         if lost or not len(units):  # what was lost might have changed the statistic in any way
             return Evidence(estimate, None, None, cells, lost, len(units), reason=f"{lost} cells lost")
-        resampled = stats.bootstrap(units, lambda chosen: quantity.fn(table.frame(**{f"{over}s": chosen})))
+        resampled = stats.bootstrap(
+            units, lambda draws: [quantity.fn(frame) for frame in frames(draws)], vectorized=True
+        )
     except Exception as error:  # the trial's own function
         return Evidence(reason=f"the statistic cannot be computed: {type(error).__name__}: {error}", lost=lost)
     notes = "; ".join(resampled.notes) or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from fairtrial.trial.store import Row
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+FRAME_ROWS = 2**16  # rows of resampled frames that are looked up together
 
 
 class CannotJudgeError(FairtrialError):
@@ -137,18 +140,11 @@ class Table:
         indices = range(len(self.replicates))
         return [i for i in indices if all(row and row.status == "done" for grid in grids for row in grid[i].flat)]
 
-    def frame(self, replicates: np.ndarray | None = None, items: np.ndarray | None = None) -> pd.DataFrame:
+    def frame(self, items: np.ndarray | None = None) -> pd.DataFrame:
         """Return the finished cells as a frame: candidate, role, draw, factors, metrics (Items by their mean).
 
-        ``replicates`` (indices, repeated as drawn) or ``items`` (indices into :attr:`items`, likewise) resample it for
-        a bootstrap; ``draw`` tells apart the copies of a replicate.
+        ``items`` (indices into :attr:`items`, repeated as drawn) resamples it for a bootstrap.
         """
-        if replicates is not None:
-            places = [self._places[index] for index in replicates]
-            frame = self._cells.iloc[np.concatenate(places)].reset_index(drop=True)
-            if "draw" not in {factor.name for factor in self.part.factors}:
-                frame["draw"] = np.repeat(np.arange(len(places)), [len(rows) for rows in places])
-            return frame
         frame = self._cells.copy()
         if items is not None:
             for name, scores in self._scores.items():
@@ -158,6 +154,26 @@ class Table:
                 mean = np.where(count, np.where(there, chosen, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
                 frame[name] = np.where(np.isnan(scores).all(axis=1), frame[name], mean)
         return frame
+
+    def frames(self, draws: np.ndarray) -> Iterator[pd.DataFrame]:
+        """Yield the frame of each draw of replicates: (draws, n) indices, repeated as drawn.
+
+        The column ``draw`` tells apart the copies of a replicate.
+        """
+        numbered = "draw" not in {factor.name for factor in self.part.factors}
+        most = max(1, FRAME_ROWS // max(1, len(self._cells)))
+        for start in range(0, len(draws), most):  # one look-up for many frames, which are slices of it
+            chosen = draws[start : start + most]
+            places = [[self._places[index] for index in draw] for draw in chosen.tolist()]
+            rows = [np.concatenate(found) for found in places]
+            whole = self._cells.take(np.concatenate(rows))
+            if numbered:
+                counts = [len(copy) for found in places for copy in found]
+                whole = whole.assign(draw=np.repeat(np.tile(np.arange(chosen.shape[1]), len(chosen)), counts))
+            whole = whole.copy()  # in one block a type, which is quick to slice
+            ends = np.cumsum([len(found) for found in rows]).tolist()
+            for first, last in zip([0, *ends], ends, strict=False):
+                yield whole.iloc[first:last].reset_index(drop=True)
 
     @functools.cached_property
     def _done(self) -> list[tuple[int, Row]]:

@@ -2,6 +2,7 @@
 
 import os
 
+import threadpoolctl
 from hypothesis import settings
 
 # A slow machine fails nobody.
@@ -10,3 +11,4 @@ settings.load_profile("fairtrial")
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+threadpoolctl.threadpool_limits(1)  # the libraries that a plugin of pytest had loaded before (zarr's loads NumPy)

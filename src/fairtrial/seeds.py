@@ -9,7 +9,10 @@ False
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import TYPE_CHECKING
+
+from fairtrial.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +24,17 @@ def derive(seed: int, *names: object) -> int:
 
     Two different sequences of names give unrelated streams, so a stage may name its draws ("calibration", draw)
     without knowing what other stages drew.
+
+    Raises
+    ------
+    InputError
+        A seed that is no whole number.
     """
-    text = "\x1f".join([str(int(seed)), *map(str, names)])
+    try:
+        whole = operator.index(seed)
+    except TypeError:
+        raise InputError(f"seed={seed!r}: give a whole number") from None
+    text = "\x1f".join([str(whole), *map(str, names)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

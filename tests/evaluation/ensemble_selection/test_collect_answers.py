@@ -117,6 +117,6 @@ def test_what_cannot_be_is_refused_before_a_model_is_asked(tmp_path):
     for options, message in (({"batch_size": 0}, "batch_size=0"), ({"cache": tmp_path / "file"}, "give a folder")):
         with pytest.raises(InputError, match=message):
             collect({"m": None}, ["a"], **options)
-    for labels in ([], [""], ["a", ""]):
+    for labels in ([], [""], ["a", ""], ["a", "A"], ["a", None], [1, 2]):
         with pytest.raises(InputError, match="labels="):
             label_parser(labels)

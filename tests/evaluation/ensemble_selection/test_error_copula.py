@@ -262,13 +262,13 @@ def test_bad_errors_are_refused(table, how, message):
         ErrorCopula().fit(table, **how)
 
 
-@pytest.mark.parametrize(("error", "correlation"), [(0.6, 0.5), (0.2, 1.5), (-0.1, 0.2)])
+@pytest.mark.parametrize(("error", "correlation"), [(0.6, 0.5), (0.2, 1.5), (-0.1, 0.2), ("0.2", 0.5), (0.2, None)])
 def test_what_is_no_error_or_no_correlation_is_refused(error, correlation):
     with pytest.raises(InputError):
         equicorrelated_floor(error, correlation)
 
 
-@pytest.mark.parametrize("models", [2.5, 0, math.nan])
+@pytest.mark.parametrize("models", [2.5, 0, math.nan, "3", None, True])
 def test_half_a_model_is_refused(models):
     with pytest.raises(InputError, match="whole number"):
         equicorrelated_majority(0.2, 0.5, models)

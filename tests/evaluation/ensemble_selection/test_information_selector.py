@@ -149,8 +149,11 @@ def test_the_class_prior_may_be_overridden(table):
     even, rare = selector.predict_proba(frame), selector.predict_proba(frame, prior={"yes": 0.01, "no": 0.99})
     odds = even[:, 1] / even[:, 0] * (0.01 / 0.99) / (y.eq("yes").mean() / y.eq("no").mean())
     np.testing.assert_allclose(rare[:, 1] / rare[:, 0], odds)
-    with pytest.raises(InputError, match="a share for each of the classes"):
-        selector.predict(frame, prior={"yes": 1.0})
+    for prior in ({"yes": 1.0}, {"yes": 0, "no": 0}, [0.5, 0.5]):
+        with pytest.raises(InputError, match="a share for each of the classes"):
+            selector.predict(frame, prior=prior)
+    with pytest.raises(InputError, match="prior='1'"):
+        selector.predict(frame, prior={"yes": "1", "no": 1})
 
 
 def test_fitting_twice_chooses_the_same(table):
@@ -219,6 +222,9 @@ def with_one(frame, row, column, value):
         (lambda f: f, {"costs": [1, 2]}, "2 costs and 4 models"),
         (lambda f: f, {"costs": [1, 2, 0, 1]}, "a cost is 0"),
         (lambda f: f, {"costs": ["much"] * 4}, "give positive numbers"),
+        (lambda f: f, {"costs": [True] * 4}, "give positive numbers"),
+        (lambda f: f, {"random_state": 1.5}, "seed=1.5: give a whole number"),
+        (lambda f: f, {"random_state": "x"}, "seed='x'"),
         (lambda f: f, {"budget": math.nan}, "budget=nan"),
         (lambda f: f, {"budget": "5"}, "budget='5'"),
         (lambda f: f, {"min_gain": math.nan}, "min_gain=nan"),

@@ -86,9 +86,12 @@ def label_parser(labels: Iterable[str]) -> Parse:
     >>> parse("I'd say Negative, not positive."), parse("Hard to tell.")
     ('negative', None)
     """
-    known = {label.lower(): label for label in labels}
-    if not known or "" in known:
-        raise InputError(f"labels={[*known]}: give one label or more, none of them empty")
+    given = [labels] if isinstance(labels, str) else list(labels)
+    if not given or not all(isinstance(label, str) and label.strip() for label in given):
+        raise InputError(f"labels={given}: give one label or more, texts, none of them empty")
+    known = {label.lower(): label for label in given}
+    if len(known) < len({*given}):
+        raise InputError(f"labels={given}: two differ in case alone, which a reply does not tell apart")
     longest_first = sorted(known, key=len, reverse=True)
     pattern = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)", re.IGNORECASE)
 

@@ -13,6 +13,7 @@ A fitted copula has its own e_j, by class where the labels are known, and R = L 
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -24,7 +25,7 @@ from fairtrial.errors import InputError
 from fairtrial.evaluation.ensemble_selection.answers import as_frame, check_rows, classes_of
 from fairtrial.evaluation.ensemble_selection.confusion import TINY, Confusion
 from fairtrial.evaluation.ensemble_selection.softmax import Floats, Ints, softmax
-from fairtrial.options import checked_count
+from fairtrial.options import checked_count, checked_number
 from fairtrial.seeds import generator
 
 NODES = 64  # Gauss-Hermite, a factor
@@ -111,21 +112,21 @@ def equicorrelated_majority(error: float, correlation: float, models: float) -> 
     [0.147, 0.1253, 0.1188]
     """
     _check_equal(error, correlation)
+    half = _half(models) if models != math.inf else math.inf
     if models == math.inf or correlation == 1.0 or error in (0.0, 0.5):
         return equicorrelated_floor(error, correlation)
     if correlation == 0.0:
         return float(_majority_errs(np.array(error), models))
     nodes, weights = np.polynomial.legendre.leggauss(200)
-    half = _half(models)
     median = ndtri(betaincinv(half, half, (nodes + 1) / 2))
     exceeds = ndtr((ndtri(error) - math.sqrt(1 - correlation) * median) / math.sqrt(correlation))
     return float(weights @ exceeds / 2)
 
 
 def _check_equal(error: float, correlation: float) -> None:
-    if not 0 <= error <= 0.5:
+    if not 0 <= checked_number(error, "error") <= 0.5:
         raise InputError(f"error {error} is not in [0, 1/2]: of two classes, reverse the answers of a worse model")
-    if not 0 <= correlation <= 1:
+    if not 0 <= checked_number(correlation, "correlation") <= 1:
         raise InputError(f"correlation {correlation} is not in [0, 1]: many models cannot all disagree with each other")
 
 
@@ -141,8 +142,9 @@ def _majority_errs(p: Floats, models: float) -> Floats:
 
 def _half(models: float) -> float:
     """Return (m + 1) / 2, m odd: of an even number one model decides nothing, a coin being fair."""
-    if not math.isfinite(models) or models < 1 or models != int(models):
-        raise InputError(f"models={models}: give a whole number from 1, or math.inf")
+    number = isinstance(models, Real) and not isinstance(models, bool) and math.isfinite(models)
+    if not number or models < 1 or models != int(models):
+        raise InputError(f"models={models!r}: give a whole number from 1, or math.inf")
     return (models - (models % 2 == 0) + 1) / 2
 
 

@@ -20,6 +20,7 @@ from fairtrial.errors import InputError
 from fairtrial.evaluation.ensemble_selection.answers import Answers, as_frame, check_rows, classes_of, encode
 from fairtrial.evaluation.ensemble_selection.information import ITEMS_A_PAIR, columns_of
 from fairtrial.evaluation.ensemble_selection.softmax import Floats, Ints, fit, softmax
+from fairtrial.options import checked_number
 
 Prior = Mapping[Any, float]
 
@@ -167,7 +168,8 @@ def _is_empty(X: Any) -> bool:
 
 def _checked(prior: Prior, classes: np.ndarray) -> Floats:
     """Return a prior as shares in the order of classes."""
-    if set(prior) != set(classes.tolist()) or min(prior.values()) < 0 or not sum(prior.values()) > 0:
-        raise InputError(f"prior {dict(prior)}: give a share for each of the classes {', '.join(map(repr, classes))}")
+    named = isinstance(prior, Mapping) and set(prior) == set(classes.tolist())
+    if not named or not sum(checked_number(share, "prior", least=0) for share in prior.values()) > 0:
+        raise InputError(f"prior {prior!r}: give a share for each of the classes {', '.join(map(repr, classes))}")
     share = np.array([prior[name] for name in classes.tolist()], dtype=float)
     return np.maximum(share / share.sum(), 1e-12)

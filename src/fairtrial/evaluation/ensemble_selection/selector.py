@@ -346,10 +346,10 @@ def fano_floor(bits_left: float, classes: int) -> float:
 
 
 def _numbers(costs: Any) -> Floats:
-    try:
-        return np.asarray(costs, dtype=float)
-    except (TypeError, ValueError):
-        raise InputError(f"costs={costs!r}: give positive numbers, one a model") from None
+    found = np.asarray(costs)
+    if found.dtype.kind not in "iuf":
+        raise InputError(f"costs={costs!r}: give positive numbers, one a model")
+    return found.astype(float)
 
 
 def _plain(name: Any) -> Any:

@@ -209,7 +209,7 @@ def test_a_file_of_queries_is_selected_from(tiny, tmp_path):
     harmful = sum(verdict in ("OVER", "MISDIRECTED") for verdict in verdicts)
     assert json.loads(told.output) == {
         "out": str(tmp_path / "out.jsonl"), "queries": 3, "none": sum(not row["selected"] for row in out),
-        "diagnosed": 8, "harmful": harmful,
+        "diagnosed": 8, "harmful": harmful, "lost": 0,
     }  # fmt: skip
     expected = ProperCorrectionSelector(*tiny).select("w4 w5", CONTEXTS, choices=CHOICES)
     assert out[0]["selected"] == expected.indices
@@ -220,6 +220,16 @@ def test_a_file_of_queries_is_selected_from(tiny, tmp_path):
     assert out[1]["query"] == "w6"
     again = CliRunner().invoke(app, args)
     assert "exists" in str(again.exception)
+    long = {"query": "w4", "contexts": ["w5", "w6", "w7 " * 5000], "choices": CHOICES}
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, [long, rows[1]])))
+    with pytest.warns(UserWarning, match="1 of 2 queries are lost, the first at query 1: prompt 3 has 5"):
+        CliRunner().invoke(app, [*args[:-1], str(tmp_path / "rest.jsonl")])
+    first, second = [json.loads(line) for line in (tmp_path / "rest.jsonl").read_text().splitlines()]
+    assert first["selected"] == []
+    assert "window" in first["error"]
+    assert second["scores"] == pytest.approx(out[1]["scores"], abs=1e-5)
+    (tmp_path / "in.jsonl").write_text(json.dumps(long))
+    assert "query 1: prompt 3" in str(CliRunner().invoke(app, [*args[:-1], str(tmp_path / "none.jsonl")]).exception)
     (tmp_path / "in.jsonl").write_text("{")
     failed = CliRunner().invoke(app, [*args[:-1], str(tmp_path / "other.jsonl")])
     assert isinstance(failed.exception, InputError)

@@ -58,6 +58,13 @@ def test_a_block_inside_a_block_is_refused():
         DirectFeedback(nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 3)), ["0", "0.0"])
 
 
+def test_blocks_are_a_list_of_names_and_a_seed_is_a_whole_number():
+    with pytest.raises(InputError, match="blocks=5: 'auto' or a list"):
+        DirectFeedback(Net(chain), 5)
+    with pytest.raises(InputError, match="seed='x': give a whole number"):
+        step(Net(chain), seed="x")
+
+
 def test_a_network_without_equal_blocks_has_to_name_them():
     with pytest.raises(InputError, match="give blocks="):
         find_blocks(Net(chain))
@@ -168,6 +175,9 @@ def test_logits_without_gradient_or_of_another_shape():
         feedback.backward(None, logits)
     with pytest.raises(InputError, match="error has the shape"):
         feedback.backward(None, logits, error=torch.ones(2))
+    logits = model(X)
+    with pytest.raises(InputError, match="error has the type list"):
+        feedback.backward(None, logits, error=[[0.1] * 3] * len(X))
 
 
 def test_an_axis_before_the_batch_is_refused():
@@ -220,7 +230,7 @@ def test_labels_are_asked_for_where_they_are_needed(options):
 
 
 @pytest.mark.parametrize(
-    "wrong", [torch.full((6,), 3), torch.full((6,), -1), torch.zeros(5, dtype=int), torch.zeros(6)]
+    "wrong", [torch.full((6,), 3), torch.full((6,), -1), torch.zeros(5, dtype=int), torch.zeros(6), [0, 1, 2] * 2]
 )
 def test_labels_are_classes_of_the_logits(wrong):
     model = Net(chain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,7 @@ def proper_correction(
     selector = ProperCorrectionSelector(loaded, tokenizer, k=k)
     partial = out.with_name(f".{out.name}.partial")
     none = harmful = diagnosed = 0
+    lost: list[str] = []
     try:
         with (
             partial.open("w", encoding="utf-8") as file,
@@ -47,31 +49,38 @@ def proper_correction(
             for number, row in enumerate(bar, start=1):
                 try:
                     query, contexts, choices, start = row["query"], row["contexts"], row.get("choices"), row["start"]
+                    answer = row.get("answer")
                     chosen = selector.select(query, contexts, choices=choices, start=start)
                     told: dict[str, Any] = {"selected": chosen.indices, "scores": chosen.scores.tolist()}
                     told["reason"] = chosen.reason
-                    if row.get("answer"):
+                    if answer:
                         meter = CorrectionMeter(loaded, tokenizer, space="choices" if choices else "generate")
                         found = meter.diagnose(
-                            query, contexts, choices=choices, answer=row["answer"], start=start, attention=False
+                            query, contexts, choices=choices, answer=answer, start=start, attention=False
                         )
                         told["verdicts"] = found["verdict"].tolist()
                         for name in ("rho", "cos"):  # JSON has no infinity and no nan
                             told[name] = [x if math.isfinite(x) else None for x in found[name].tolist()]
                         harmful += int(found["harmful"].sum())
                         diagnosed += len(found)
-                except InputError as error:
-                    raise InputError(f"{source}, query {number}: {error}") from None
-                none += not chosen.indices
+                    none += not chosen.indices
+                except InputError as error:  # such as a passage beyond the window: the other queries count
+                    told = {"selected": [], "error": str(error)}
+                    lost.append(f"query {number}: {error}")
                 file.write(json.dumps({**row, **told}, ensure_ascii=False) + "\n")
+        if len(lost) == len(rows):
+            raise InputError(f"{source}, {lost[0]}")
         os.replace(partial, out)
     finally:
         partial.unlink(missing_ok=True)
     summary = {"out": str(out), "queries": len(rows), "none": none, "diagnosed": diagnosed, "harmful": harmful}
+    summary["lost"] = len(lost)
+    if lost:
+        warnings.warn(f"{source}: {len(lost)} of {len(rows)} queries are lost, the first at {lost[0]}", stacklevel=2)
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    typer.echo(f"{len(rows)} queries, {none} of them better without any context")
+    typer.echo(f"{len(rows) - len(lost)} queries, {none} of them better without any context")
     if diagnosed:
         typer.echo(f"{harmful} of {diagnosed} contexts with a known answer raise the error")
     typer.echo(f"written to {out}")

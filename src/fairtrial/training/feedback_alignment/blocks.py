@@ -76,6 +76,8 @@ def check_blocks(model: nn.Module, blocks: str | Iterable[str]) -> list[str]:
         if blocks != "auto":
             raise InputError(f"blocks={blocks!r}: 'auto' or a list of module names")
         return find_blocks(model)
+    if not isinstance(blocks, Iterable):
+        raise InputError(f"blocks={blocks!r}: 'auto' or a list of module names")
     names = list(blocks)
     known = dict(model.named_modules())
     known.pop("", None)

@@ -305,8 +305,11 @@ class DirectFeedback:
         watch = Stopwatch(logits.device)
         if loss is not None:
             error = self._error_of(loss, logits)
-        elif error.shape != logits.shape:  # type: ignore[union-attr]
-            raise InputError(f"error has the shape {tuple(error.shape)}, the logits {tuple(logits.shape)}")  # type: ignore[union-attr]
+        elif not isinstance(error, Tensor) or error.shape != logits.shape:
+            given = (
+                f"the shape {tuple(error.shape)}" if isinstance(error, Tensor) else f"the type {type(error).__name__}"
+            )
+            raise InputError(f"error has {given}, the logits {tuple(logits.shape)}")
         assert error is not None
         error = error.detach()
         labels = self._checked_labels(labels, logits)
@@ -364,10 +367,9 @@ class DirectFeedback:
     def _checked_labels(self, labels: Tensor | None, logits: Tensor) -> Tensor | None:
         if self.method not in ("drtp", "local") and self.target != "labels":
             return None
-        if labels is None or labels.shape != logits.shape[:1] or labels.is_floating_point():
-            raise InputError(
-                f"method={self.method!r}, target={self.target!r} need classes: give labels= ({len(logits)},) of int"
-            )
+        if not isinstance(labels, Tensor) or labels.shape != logits.shape[:1] or labels.is_floating_point():
+            what = f"method={self.method!r}, target={self.target!r} need classes"
+            raise InputError(f"{what}: give labels= a tensor ({len(logits)},) of int")
         if not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
             raise InputError(
                 f"labels from {labels.min()} to {labels.max()}: classes count from 0 to {logits.shape[1] - 1}"

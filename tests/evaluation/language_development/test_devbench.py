@@ -150,6 +150,11 @@ def test_a_bench_is_loaded_as_it_was_saved(bench, tmp_path):
     again = DevBench.load(bench.save(tmp_path))
     pd.testing.assert_frame_equal(again.items, bench.items)
     assert (again.per_cell, again.chance_margin, again.seed, again.notes) == (24, 0.1, 0, bench.notes)
+    lines = (tmp_path / "items.jsonl").read_text().splitlines()
+    for damaged in (lines[2].replace('"good"', '"best"'), "[1]"):
+        (tmp_path / "items.jsonl").write_text("\n".join([*lines[:2], damaged, *lines[3:]]))
+        with pytest.raises(InputError, match=r"items.jsonl, line 3: not an item"):
+            DevBench.load(tmp_path)
     (tmp_path / "bench.json").write_text("{}")
     with pytest.raises(InputError, match="not of format"):
         DevBench.load(tmp_path)

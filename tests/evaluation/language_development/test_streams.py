@@ -152,6 +152,17 @@ def test_counting_is_the_logarithm_of_observed_over_expected():
     assert learner.pmi[learner.ids["a"], thing] == pytest.approx(np.log((both + 0.5) / (expected + 0.5)))
 
 
+def test_options_of_learners_that_cannot_be_are_named():
+    for made, options in (
+        (InfoNCE, [{"width": 0}, {"epochs": -1}, {"batch": 2.5}, {"temperature": 0}, {"learning_rate": "1"}]),
+        (MILNCE, [{"window": -1}, {"hidden": True}]),
+        (Counting, [{"clusters": 0}, {"smoothing": 0.0}]),
+    ):
+        for how in options:
+            with pytest.raises(InputError, match=f"{next(iter(how))}="):
+                made(**how)
+
+
 @pytest.mark.parametrize("learner", [InfoNCE(epochs=1), MILNCE(epochs=1), Counting(clusters=3)])
 def test_learners_repeat_themselves_and_ignore_unknown_words(learner):
     frames, times, texts = lagging(80)

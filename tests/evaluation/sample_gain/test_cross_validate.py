@@ -191,6 +191,8 @@ def test_a_group_on_both_sides_is_refused_before_any_fit():
         cross_validate(never_fitted(), X, Y, cv=cv, groups=groups)
     with pytest.raises(InputError, match="groups has 3 labels for 90 samples"):
         cross_validate(never_fitted(), X, Y, cv=cv, groups=["a", "b", "c"])
+    with pytest.raises(InputError, match=r"groups have the shape \(90, 1\): give one label a sample"):
+        cross_validate(never_fitted(), X, Y, cv=GroupKFold(3), groups=groups[:, None])
 
 
 def test_a_single_split_has_the_binomial_interval_if_scores_are_0_or_1_and_none_else():

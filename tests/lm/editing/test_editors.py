@@ -334,6 +334,8 @@ def test_editors_and_streams_refuse_what_they_cannot_use(tiny, texts):
     ):
         with pytest.raises(InputError, match=word):
             MEMIT(*tiny, **{"layers": [1], "text": texts, "solver": QUICK, **how})
+    edit = Edit("w4 {}", "w9", "w11", paraphrases=(text for text in ["{} w5"]), neighbours=[["w1", "w2"]])
+    assert (edit.paraphrases, edit.neighbours) == (("{} w5",), (["w1", "w2"],))
     editor = MEMIT(*tiny, layers=[1], text=texts, hooks=(hook for hook in [NormAnchor(), CurrentAnchor()]))
     assert [type(hook) for hook in editor.hooks] == [NormAnchor, CurrentAnchor]  # one look at a generator uses it up
     with pytest.raises(InputError, match="give a causal language model"):

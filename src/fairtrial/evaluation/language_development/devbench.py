@@ -122,14 +122,17 @@ class DevBench:
         try:
             about = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
             lines = (folder / "items.jsonl").read_text(encoding="utf-8").splitlines()
-            items = pd.DataFrame([json.loads(line) for line in lines], columns=list(COLUMNS))
+            rows = [json.loads(line) for line in lines]
         except (OSError, ValueError) as error:
             raise InputError(f"{folder}: not a bench: {error}: give a folder written by DevBench.save") from error
         wanted = {field.name for field in fields(cls)} - {"items"}
         known = isinstance(about, dict) and about.pop("format", None) == _FORMAT and set(about) == wanted
         if not known or not isinstance(about["notes"], list):
             raise InputError(f"{folder / 'bench.json'}: not of format {_FORMAT}: generate the bench again")
-        return cls(items, **{**about, "notes": tuple(about["notes"])})
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, dict) or set(row) != set(COLUMNS):
+                raise InputError(f"{folder / 'items.jsonl'}, line {number}: not an item of a bench: generate it again")
+        return cls(pd.DataFrame(rows, columns=list(COLUMNS)), **{**about, "notes": tuple(about["notes"])})
 
 
 def chance_of(item: Any) -> float:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fairtrial.errors import InputError
 from fairtrial.evaluation.language_development.corpus import tokenise
+from fairtrial.options import checked_count, checked_number
 from fairtrial.seeds import derive, generator, torch_generator
 
 Floats = NDArray[Any]
@@ -75,8 +76,14 @@ class InfoNCE:
         epochs: int = 12,
         seed: int = 0,
     ) -> None:
-        self.width, self.hidden, self.temperature = width, hidden, temperature
-        self.learning_rate, self.batch, self.epochs, self.seed = learning_rate, batch, epochs, seed
+        self.width, self.hidden = checked_count(width, "width"), checked_count(hidden, "hidden")
+        self.batch, self.epochs, self.seed = (
+            checked_count(batch, "batch"),
+            checked_count(epochs, "epochs", least=0),
+            seed,
+        )
+        self.temperature = checked_number(temperature, "temperature", above=0)
+        self.learning_rate = checked_number(learning_rate, "learning_rate", above=0)
 
     def fit(self, features: Floats, times: Sequence[int] | NDArray[np.int64], texts: Sequence[str]) -> InfoNCE:
         """Learn from N frames (N, ...) and U texts with the frame each is said at (U,)."""
@@ -135,7 +142,7 @@ class MILNCE(InfoNCE):
 
     def __init__(self, *, window: int = 8, **how: Any) -> None:
         super().__init__(**how)
-        self.window = window
+        self.window = checked_count(window, "window", least=0)
 
     def _loss(self, frames: Tensor, said: Tensor, text: Tensor) -> Tensor:
         bag = (said[:, None] + torch.arange(-self.window, self.window + 1)).clamp(0, len(frames) - 1)  # (B, K)
@@ -170,7 +177,8 @@ class Counting:
     """
 
     def __init__(self, *, clusters: int = 64, smoothing: float = 1.0, seed: int = 0) -> None:
-        self.clusters, self.smoothing, self.seed = clusters, smoothing, seed
+        self.clusters, self.seed = checked_count(clusters, "clusters"), seed
+        self.smoothing = checked_number(smoothing, "smoothing", above=0)
 
     def fit(self, features: Floats, times: Sequence[int] | NDArray[np.int64], texts: Sequence[str]) -> Counting:
         """Learn from N frames, (N, features) or in P parts (N, P, features), and U timed texts."""

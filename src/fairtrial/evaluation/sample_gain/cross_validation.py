@@ -146,6 +146,8 @@ def planned(estimator: Any, X: Any, y: Any, cv: Any, groups: Any, params: Mappin
         groups, params = params["groups"], {name: value for name, value in params.items() if name != "groups"}
     if y is None:
         raise InputError("y is None: give (n,) targets")
+    if groups is not None and np.ndim(groups) != 1:
+        raise InputError(f"groups have the shape {np.shape(groups)}: give one label a sample, (n,)")
     if groups is not None and (missing := pd.isna(np.asarray(groups, dtype=object)).ravel()).any():
         raise InputError(f"groups has none for sample {int(missing.argmax())}: give every sample one")
     n = len(y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,22 @@ class Edit:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"an edit's {name} is {value!r}: give a text")
-        if isinstance(self.paraphrases, str) or isinstance(self.neighbours, str):
-            raise InputError(f"paraphrases and neighbours of {self.subject!r}: give lists")
+        for name in ("paraphrases", "neighbours"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise InputError(f"paraphrases and neighbours of {self.subject!r}: give lists")
+            object.__setattr__(self, name, tuple(value))
         for template in (self.prompt, *self.paraphrases):
             if not isinstance(template, str) or template.count("{}") != 1:
                 raise InputError(f"prompt {template!r}: write {{}} once, where the subject {self.subject!r} goes")
 
         for pair in self.neighbours:
-            if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            if (
+                isinstance(pair, str)
+                or not isinstance(pair, Sequence)
+                or len(pair) != 2
+                or not all(isinstance(text, str) for text in pair)
+            ):
                 raise InputError(f"neighbour {pair!r} of {self.subject!r}: give a pair of texts, prompt and answer")
 
     @property

@@ -95,6 +95,7 @@ def test_it_keeps_dtype_moves_with_its_module_and_learns_a_kernel():
     assert loss(y.double()).dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_fitting_by_it_finds_what_the_plain_distance_misses():
     generator = torch.Generator().manual_seed(0)
     x = 1 + 0.8 * torch.randn(1000, 1, generator=generator)

@@ -120,7 +120,7 @@ def test_the_linear_part_is_the_delete_one_jackknife_with_the_finite_population_
 @pytest.mark.parametrize(
     ("form", "d", "auto"),
     [
-        pytest.param("u", 1, False, id="isotonic"),
+        pytest.param("u", 1, False, id="isotonic", marks=pytest.mark.slow),
         pytest.param("v", 1, True, id="strength of the fold's own"),
         pytest.param("u", 2, False, id="ridge", marks=pytest.mark.slow),
     ],
@@ -303,7 +303,11 @@ def test_the_bias_of_the_plain_distance_is_found():
     assert "the plain one is off by" in str(estimate)
 
 
-@pytest.mark.parametrize("how", [{}, {"strength": "auto", "proxy": "calibrated"}], ids=["plain", "fitted"])
+@pytest.mark.parametrize(
+    "how",
+    [{}, pytest.param({"strength": "auto", "proxy": "calibrated"}, marks=pytest.mark.slow)],
+    ids=["plain", "fitted"],
+)
 def test_errors_are_as_large_as_the_standard_error_says_and_their_mean_is_small(how):
     rng = np.random.default_rng(0)
     x, z, y = measured(n=150, m=80, d=1, seed=3)

@@ -143,6 +143,7 @@ def test_the_floor_is_the_bayes_error_of_the_fitted_copula(by_class):
     assert copula.floor() == pytest.approx(brute_floor(copula, prior), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_drawing_answers_agrees_with_enumerating_them(monkeypatch):
     answers, y = simulate(np.random.default_rng(5), 500, 2)
     copula = ErrorCopula().fit(answers != y[:, None], factors=2, answers=answers, y=y)

@@ -79,6 +79,7 @@ def test_shuffled_labels_tell_nothing():
     assert abs(np.mean(found["counts"])) < 3 * error
 
 
+@pytest.mark.slow
 def test_given_joint_of_three_binary_models_is_recovered():
     rng = np.random.default_rng(1)
     joint = rng.dirichlet(np.ones(16)).reshape(2, 8)

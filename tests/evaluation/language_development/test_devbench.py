@@ -94,6 +94,7 @@ def test_each_word_is_as_often_in_the_good_as_in_the_bad_member_of_a_grammatical
     assert all(not any(balance.values()) for balance in cells.values())
 
 
+@pytest.mark.slow
 def test_the_unigram_scorer_is_at_chance(bench, speech):
     cells = evaluate(bench, Unigram(speech)).cells
     grammar = cells[cells.task == "grammar"]

@@ -25,6 +25,7 @@ def test_with_alpha_one_every_referent_is_in_view():
         assert EgoStream(alpha=1.0, mode=mode, seed=2).record(100).aligned.all()
 
 
+@pytest.mark.slow
 def test_with_alpha_half_the_share_in_view_is_half_and_half_of_the_base_rate():
     base = EgoStream(alpha=0.0, mode="unrelated", rate=1.0, seed=5).record(600).aligned
     half = EgoStream(alpha=0.5, mode="unrelated", rate=1.0, seed=6).record(600).aligned

@@ -93,7 +93,7 @@ def test_other_families_decode_losslessly(family):
         assert torch.equal(speculative_generate(model, drafter, ids, max_new_tokens=13).sequences, whole)
 
 
-@pytest.mark.parametrize("good", [False, True])
+@pytest.mark.parametrize("good", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sampled_tokens_have_the_targets_law(good):
     """Two tokens of a toy target over five, verified as one block; 4,000 of them."""
     assert law_of_pairs(good, 4_000) > 1e-3

@@ -141,7 +141,7 @@ def test_a_stream_is_written_down_and_taken_back(texts, edits):
         stream.rollback(to=4)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_a_stream_that_goes_on_is_one_that_never_stopped(texts, edits, tmp_path, decay):
     whole = EditStream(memit(texts, NormAnchor(), decay=decay), batch_size=4, check_every=8)
     whole.apply(edits)

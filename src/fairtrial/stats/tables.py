@@ -117,16 +117,21 @@ class SplitScores:
         n : number of samples; left out, one more than the largest index
         seeds : as in :meth:`from_rows`
 
+        Raises
+        ------
+        InputError
+            As in :meth:`from_rows`; indices that are no whole numbers (a mask is none) or outside ``range(n)``.
+
         Examples
         --------
         >>> SplitScores.from_arrays([[0, 1], [2, 3]], [[1.0, 0.0], [1.0, 1.0]]).n_train
         array([2, 2])
         """
-        tests = [np.asarray(indices, dtype=np.int64) for indices in test]
+        tests = [_indices(indices, "test", k) for k, indices in enumerate(test)]
         values = [np.asarray(v) for v in scores]
         if [len(t) for t in tests] != [len(v) for v in values]:
             raise InputError("test and scores differ in their lengths: give one score for each tested sample")
-        trains = None if train is None else [np.asarray(indices, dtype=np.int64) for indices in train]
+        trains = None if train is None else [_indices(indices, "train", k) for k, indices in enumerate(train)]
         everything = np.concatenate([np.zeros(0, np.int64), *tests, *(trains or [])])
         needed = int(everything.max(initial=-1)) + 1
         n = needed if n is None else n
@@ -409,6 +414,15 @@ def encode(labels: Array) -> tuple[Array, Array]:
             return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[labels - low]
     values, codes = np.unique(labels, return_inverse=True)
     return values, codes
+
+
+def _indices(given: ArrayLike, name: str, split: int) -> Array:
+    """Return sample indices as int64; refuse masks, fractions and text, which a cast would turn into other samples."""
+    found = np.asarray(given)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        what = f"{found.dtype} of shape {found.shape}"
+        raise InputError(f"{name} of split {split} is {what}: give sample indices, whole numbers (n,)")
+    return found.astype(np.int64, copy=False)
 
 
 def _finite(values: Array, what: str, names: Array) -> Array:

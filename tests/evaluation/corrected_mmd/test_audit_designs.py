@@ -130,6 +130,8 @@ def test_a_stratum_audited_whole_adds_no_variance():
     ("design", "message"),
     [
         (Bernoulli(np.r_[0.0, np.ones(11)]), r"not in \(0, 1\]"),
+        (Bernoulli([0.5, [0.5, 1]]), "no list of numbers"),
+        (Bernoulli("half"), "no list of numbers"),
         (Bernoulli(np.ones(5)), "5 probabilities for 12 noisy rows"),
         (Stratified(np.zeros(5)), "5 labels for 12 noisy rows"),
         (Stratified([0] * 6 + [1] * 6), "stratum 1 has 1 audited of 6 rows"),

@@ -129,7 +129,7 @@ def test_bad_input_is_refused():
         loss(y[:1])
     with pytest.raises(InputError, match="y has 1 features"):
         loss(y[:, :1])
-    for batch in (torch.arange(0), torch.tensor([0.5]), torch.tensor([True])):
+    for batch in (torch.arange(0), torch.tensor([0.5]), torch.tensor([True]), "a", [[0], [1, 2]]):
         with pytest.raises(InputError, match="one at least"):
             loss(y, z_batch=batch)
     for batch in ([4], [-1]):

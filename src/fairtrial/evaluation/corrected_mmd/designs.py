@@ -96,7 +96,10 @@ def draw_of(design: Design, audited: Tensor, n: int, dtype: torch.dtype) -> Audi
     if design is None:
         return simple_random(m, n, dtype, device)
     if isinstance(design, Bernoulli):
-        p = torch.as_tensor(np.asarray(design.probabilities, dtype=float), dtype=dtype, device=device)
+        try:
+            p = torch.as_tensor(np.asarray(design.probabilities, dtype=float), dtype=dtype, device=device)
+        except (TypeError, ValueError):
+            raise InputError("inclusion: Bernoulli's probabilities are no list of numbers; give one a row") from None
         if p.shape != (n,):
             raise InputError(f"inclusion: Bernoulli has {p.numel()} probabilities for {n} noisy rows; give one a row")
         if not bool(((p > 0) & (p <= 1)).all()):

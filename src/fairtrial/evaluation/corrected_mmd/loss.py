@@ -106,7 +106,10 @@ class CorrectedMMDLoss(nn.Module):
     def _toward(self, y: Tensor, points: Tensor, weights: Tensor, batch: Tensor | None) -> Tensor:
         """Return <sum_i weights_i phi(points_i), mean phi(y)> for points (F, n, d), of a batch of n scaled up."""
         if batch is not None:
-            batch = torch.as_tensor(batch, device=points.device)
+            try:
+                batch = torch.as_tensor(batch, device=points.device)
+            except (TypeError, ValueError, RuntimeError):
+                batch = torch.empty(0)
             if batch.ndim != 1 or not len(batch) or batch.dtype != torch.int64:
                 raise InputError("z_batch and audit_batch: give row numbers (B,), one at least; None = all")
             if bool(((batch < 0) | (batch >= points.shape[1])).any()):

@@ -177,6 +177,8 @@ def test_masked_tokens_do_not_count_in_a_row_and_layers_without_tokens_have_no_r
         (lambda m: dot_product_snr(m, IDS[:0]), "empty"),
         (lambda m: dot_product_snr(nn.ReLU(), torch.ones(2)), "no linear layer"),
         (lambda m: dot_product_snr(m, IDS, tensor_scale=0), "positive number"),
+        (lambda m: dot_product_snr(m, IDS, tensor_scale=1e-60), "tensor_scale=1e-60"),
+        (lambda m: dot_product_snr(m, IDS, skip=("lm_head", "hed")), "skip='hed': no linear layer is called so"),
         (lambda m: dot_product_snr(m, IDS, tensor_scale="pow2-delayed"), "for gradients"),
         (lambda m: loss_rise(m, IDS, draws=1), "draws=1"),
         (lambda m: loss_rise(m, IDS, sigmas=(float("nan"),)), "sigmas=nan"),

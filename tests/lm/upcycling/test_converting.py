@@ -344,6 +344,7 @@ def test_a_coverage_that_is_no_number_is_refused(model_of, coverage):
     ("change", "said"),
     [
         ({"hidden_act": "relu"}, "activation"),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps=0.001, the base's 1e-0"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "inv_freq"),
     ],
 )

@@ -154,11 +154,8 @@ def convert_linears(
         )
     if attention not in ("bf16", "nvfp4"):
         raise InputError(f"attention={attention!r}: give 'bf16' or 'nvfp4'")
-    skip = (skip,) if isinstance(skip, str) else tuple(skip)
     names = [name for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear]
-    for name in skip:
-        if name != "lm_head" and not any(_is(found, name) for found in names):
-            raise InputError(f"skip={name!r}: no linear layer is called so: give a name or its last part")
+    skip = checked_skip(skip, names)
     chosen = [
         name for name in names if not any(_is(name, left) for left in skip) and name not in _last(names, skip_last)
     ]
@@ -179,6 +176,15 @@ def convert_linears(
         for module in products:
             module.recipe, module.noise = recipe, noise
     return tuple(chosen)
+
+
+def checked_skip(skip: str | Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names or last parts of names of layers to skip; a model may have no lm_head, but the others it has."""
+    skip, names = (skip,) if isinstance(skip, str) else tuple(skip), list(names)
+    for name in skip:
+        if name != "lm_head" and not any(_is(found, name) for found in names):
+            raise InputError(f"skip={name!r}: no linear layer is called so: give a name or its last part")
+    return skip
 
 
 def _is(name: str, wanted: str) -> bool:

@@ -225,8 +225,8 @@ def check_float(x: object) -> None:
 
 
 def checked_scale(scale: object) -> float:
-    """Return a tensor scale, a positive finite number."""
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
+    """Return a tensor scale, a positive number that float32 holds the products of."""
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 2**-64 <= scale <= 2**64:
         raise InputError(f"tensor_scale={scale!r}: give a positive number such as 2**-4, or 'tensor'")
     return float(scale)
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from fairtrial.causal_lm.capture import evaluation_mode
 from fairtrial.errors import InputError
+from fairtrial.lm.low_precision.linear import checked_skip
 from fairtrial.lm.low_precision.products import Noise, quantized
 from fairtrial.lm.low_precision.recipe import Operand
 from fairtrial.seeds import torch_generator
@@ -135,11 +136,13 @@ def dot_product_snr(
     Raises
     ------
     InputError
-        No linear layer ran, or the input or weights of one, which is named, are not finite.
+        No linear layer ran, a name in ``skip`` that none has, or the input or weights of one, which is named, are not
+        finite.
     """
     import pandas as pd
 
-    skip = (skip,) if isinstance(skip, str) else tuple(skip)
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    skip = checked_skip(skip, linear)
     if tensor_scale == "pow2-delayed":
         raise InputError("tensor_scale='pow2-delayed' is for gradients: give a number or 'tensor'")
     operand, noise = Operand(tensor_scale=tensor_scale), Noise()

@@ -19,6 +19,11 @@ from fairtrial.lm.upcycling.configuration import DivMoEConfig
 from fairtrial.lm.upcycling.experts import check_granularity
 from fairtrial.lm.upcycling.slicing import PARTITIONS
 
+# What a config says of the computation beside weights, buffers and activations.
+COMPUTES = (
+    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "sliding_window", "layer_types", "attn_logit_softcapping",
+    "final_logit_softcapping", "query_pre_attn_scalar",
+)  # fmt: skip
 FAR = 0.5  # mean relative distance beyond which a model is probably no fine-tune of the base
 
 
@@ -108,6 +113,12 @@ def matching(base: Any, places: list[Place], model: Any, name: str) -> list[Dens
     if [place.name for place in found] != [place.name for place in places]:
         raise InputError(f"domain {name}: its blocks are not those of the base")
     check_finite(model, f"domain {name}")
+    for option in COMPUTES:
+        ours, theirs = (getattr(one.config, option, None) for one in (base, model))
+        if ours != theirs:
+            raise InputError(
+                f"domain {name}: its config has {option}={theirs!r}, the base's {ours!r}: both must be one"
+            )
     buffers = dict(model.named_buffers())
     for key, buffer in base.named_buffers():
         if key in buffers:

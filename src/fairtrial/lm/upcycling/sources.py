@@ -114,11 +114,9 @@ def matching(base: Any, places: list[Place], model: Any, name: str) -> list[Dens
         raise InputError(f"domain {name}: its blocks are not those of the base")
     check_finite(model, f"domain {name}")
     for option in COMPUTES:
-        ours, theirs = (getattr(one.config, option, None) for one in (base, model))
-        if ours != theirs:
-            raise InputError(
-                f"domain {name}: its config has {option}={theirs!r}, the base's {ours!r}: both must be one"
-            )
+        own, its = (getattr(one.config, option, None) for one in (base, model))
+        if own != its:
+            raise InputError(f"domain {name}: its config has {option}={its!r}, the base's {own!r}: both must be one")
     buffers = dict(model.named_buffers())
     for key, buffer in base.named_buffers():
         if key in buffers:

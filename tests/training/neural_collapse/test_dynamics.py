@@ -100,7 +100,7 @@ def test_rates_are_differentiable_in_torch():
     assert lyapunov(s).requires_grad
 
 
-@pytest.mark.parametrize(("k", "n"), [(8, 1), (4, 3)])
+@pytest.mark.parametrize(("k", "n"), [(8, 1), pytest.param(4, 3, marks=pytest.mark.slow)])
 def test_the_flow_is_that_of_gradient_descent(k, n):
     s0 = 0.2 * positive(k, 5, 0.5)
     net = spectral_network(k, k + 2, s0, n_per_class=n)
@@ -260,7 +260,7 @@ def test_v_does_not_see_scale_and_is_infinite_without_a_mode():
     assert (flow.s[:, 1] == 0).all()
 
 
-@pytest.mark.parametrize(("k", "modes"), [(8, 1), (8, 2), (16, 2)])
+@pytest.mark.parametrize(("k", "modes"), [(8, 1), pytest.param(8, 2, marks=pytest.mark.slow), (16, 2)])
 def test_fewer_modes_than_bits_leave_classes_confounded(k, modes):
     s0 = np.zeros(k - 1)
     s0[[2**i - 1 for i in range(modes)]] = 0.1

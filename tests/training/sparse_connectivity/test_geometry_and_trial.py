@@ -48,6 +48,7 @@ def test_a_margin_is_that_of_a_separating_half_space():
     assert isolation_margin(points, 0) > 0.7 * best
 
 
+@pytest.mark.slow
 def test_on_a_sphere_every_point_can_be_isolated_and_few_small_patches_can():
     rng = np.random.default_rng(2)
     x = rng.standard_normal((80, 32))
@@ -66,6 +67,7 @@ def test_on_a_sphere_every_point_can_be_isolated_and_few_small_patches_can():
         dense.isolable_fraction(0.3)
 
 
+@pytest.mark.slow
 def test_permuted_pixels_raise_the_effective_dimension():
     rng = np.random.default_rng(3)
     smooth = rng.standard_normal((25, 8, 8)).cumsum(1).cumsum(2)

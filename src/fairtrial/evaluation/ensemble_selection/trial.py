@@ -64,7 +64,7 @@ class EnsembleParams(BaseModel):
     model: Annotated[str, Input()] = Field(
         "smollm2-135m", description="the language model of the pool: a sample, a save_pretrained folder or a .gguf file"
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="dtype of the language model")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of the language model")
     device: str = Field("cpu", description="a torch device")
     items: int = Field(600, ge=40, description="items of each measured pool, where it has as many")
     train: int = Field(300, ge=40, description="items that models are chosen and fused on; at most half of a table")

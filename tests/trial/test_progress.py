@@ -71,3 +71,7 @@ def test_the_time_left_counts_what_the_cells_already_known_did_not_cost():
     assert progress.time_left(task) == "0:01:31"
     bar.advance(task.id, 10)
     assert progress.time_left(task) == "0:00:00"
+    bar.update(task.id, total=4612, completed=1, known=0)  # one of thousands, after a stage of minutes for all
+    assert progress.time_left(task) == ""
+    bar.advance(task.id, 99)
+    assert progress.time_left(task) == "1:08:26"

@@ -23,12 +23,13 @@ STYLES = {"HOLDS": "green", "FAILS": "red", "UNDECIDED": "yellow", "REPORTED": "
 
 
 def time_left(task: Task) -> str:
-    """Return how long the rest takes, h:mm:ss, if it goes as all that was measured so far; "" before anything was.
+    """Return how long the rest takes, h:mm:ss, if it goes as all that was measured so far; "" before 2 % were.
 
-    Cells that share a stage come in bursts, which a rate of the last half minute would take for the pace.
+    Cells that share a stage come in bursts, which a rate of the last half minute would take for the pace, and of
+    thousands of cells the first may hold a stage of minutes that all others share.
     """
     measured = task.completed - task.fields["known"]
-    if not measured or task.total is None or task.elapsed is None:
+    if task.total is None or task.elapsed is None or not measured or measured < task.total / 50:
         return ""
     return str(timedelta(seconds=round(task.elapsed / measured * (task.total - task.completed))))
 
@@ -121,7 +122,7 @@ class Progress(Silent):
             self._look()
         elif task.total and (tenth := int(10 * task.completed / task.total)) != self.tenth:
             self.tenth = tenth
-            left = f", about {time_left(task)} left" if task.remaining else ""
+            left = f", about {time} left" if task.remaining and (time := time_left(task)) else ""
             self.console.print(f"{task.completed:.0f} of {task.total:.0f} cells{left}", highlight=False)
 
     def waiting(self, cells: int) -> None:

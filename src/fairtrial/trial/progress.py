@@ -122,7 +122,8 @@ class Progress(Silent):
             self._look()
         elif task.total and (tenth := int(10 * task.completed / task.total)) != self.tenth:
             self.tenth = tenth
-            left = f", about {time} left" if task.remaining and (time := time_left(task)) else ""
+            rest = time_left(task) if task.remaining else ""
+            left = f", about {rest} left" if rest else ""
             self.console.print(f"{task.completed:.0f} of {task.total:.0f} cells{left}", highlight=False)
 
     def waiting(self, cells: int) -> None:

@@ -72,11 +72,9 @@ def check_blocks(model: nn.Module, blocks: str | Iterable[str]) -> list[str]:
     UnknownNameError
         If the model has no such module; the nearest name is suggested.
     """
-    if isinstance(blocks, str):
-        if blocks != "auto":
-            raise InputError(f"blocks={blocks!r}: 'auto' or a list of module names")
+    if isinstance(blocks, str) and blocks == "auto":
         return find_blocks(model)
-    if not isinstance(blocks, Iterable):
+    if isinstance(blocks, str) or not isinstance(blocks, Iterable):
         raise InputError(f"blocks={blocks!r}: 'auto' or a list of module names")
     names = list(blocks)
     known = dict(model.named_modules())

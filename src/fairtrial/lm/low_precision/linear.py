@@ -157,7 +157,9 @@ def convert_linears(
     names = [name for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear]
     skip = checked_skip(skip, names)
     chosen = [
-        name for name in names if not any(_is(name, left) for left in skip) and name not in _last(names, skip_last)
+        name
+        for name in names
+        if not any(is_called(name, left) for left in skip) and name not in _last(names, skip_last)
     ]
     if not chosen:
         raise InputError(f"{type(model).__name__} has no nn.Linear to replace, but for those that are skipped")
@@ -182,12 +184,13 @@ def checked_skip(skip: str | Iterable[str], names: Iterable[str]) -> tuple[str, 
     """Return the names or last parts of names of layers to skip; a model may have no lm_head, but the others it has."""
     skip, names = (skip,) if isinstance(skip, str) else tuple(skip), list(names)
     for name in skip:
-        if name != "lm_head" and not any(_is(found, name) for found in names):
+        if name != "lm_head" and not any(is_called(found, name) for found in names):
             raise InputError(f"skip={name!r}: no linear layer is called so: give a name or its last part")
     return skip
 
 
-def _is(name: str, wanted: str) -> bool:
+def is_called(name: str, wanted: str) -> bool:
+    """Return whether a layer has a name, whole or as the last part of its own."""
     return name == wanted or name.rpartition(".")[2] == wanted
 
 

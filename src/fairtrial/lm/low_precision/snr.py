@@ -21,7 +21,7 @@ from torch import nn
 
 from fairtrial.causal_lm.capture import evaluation_mode
 from fairtrial.errors import InputError
-from fairtrial.lm.low_precision.linear import checked_skip
+from fairtrial.lm.low_precision.linear import checked_skip, is_called
 from fairtrial.lm.low_precision.products import Noise, quantized
 from fairtrial.lm.low_precision.recipe import Operand
 from fairtrial.seeds import torch_generator
@@ -175,7 +175,7 @@ def _reading(model: nn.Module, read: Any, skip: tuple[str, ...]) -> Iterator[Non
     handles = [
         layer.register_forward_pre_hook(lambda layer, args, name=name: read(name, layer, args[0]))
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and not {name, name.rpartition(".")[2]} & {*skip}
+        if isinstance(layer, nn.Linear) and not any(is_called(name, left) for left in skip)
     ]
     try:
         yield
